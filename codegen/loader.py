@@ -1,0 +1,742 @@
+"""Loading: spec files become `OpSpec`s, all faults of all files at once.
+
+Takes paths (files, or folders of *.yaml), returns the ops in the order of the files. What needs no types is checked
+here: keys, names, forms; what does is inference's.
+
+    load([Path("specs")], report, root=Path(".")) -> (OpSpec("abs", ...), OpSpec("add", ...), ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from codegen.diagnostics import Note, Report, Span, nearest
+from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr
+from codegen.spec import (
+    DTYPES, INTS, PACK, AttrDecl, Axes, AxesChoice, Backward, Call, Dim, Domain, Entry, Expr, Factor, Formula, Name, Number, OpSpec,
+    Requirement, Saved, SizeDef, TensorDecl, Text, Unary, Update,
+)  # fmt: skip
+from codegen.yamltree import Mapping, Scalar, Tree, compose
+from codegen.yamltree import Sequence as YamlSequence
+
+OP_KEYS = (
+    "op", "doc", "inputs", "params", "buffers", "state", "attrs", "sizes", "requires", "domain", "signature", "outputs",
+    "forward", "update", "backward", "reference", "schedule",
+)  # fmt: skip
+TENSOR_KEYS = ("axes", "dtype", "broadcast", "scalar", "optional", "default", "indexes", "or", "init", "when", "arg", "differentiable")
+ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps")
+_FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
+_MODULES = ("runtime", "ops")
+
+
+def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:
+    """Every op of the files, those with faults left out (the faults are in `report`).
+
+    Args:
+        paths: files, or folders whose *.yaml and *.yml are read in the order of their names.
+        root: what the printed paths are relative to; the working folder by default.
+    """
+    root = (root or Path.cwd()).resolve()
+    ops: list[OpSpec] = []
+    for name, path in _files(paths, root, report):
+        text = _text(name, path, report)
+        if text is not None:
+            ops += _file(name, text, report)
+    return _unique(ops, report)
+
+
+def load_text(text: str, report: Report, file: str = "spec.yaml") -> tuple[OpSpec, ...]:
+    """The ops of one text, as if it were a file."""
+    report.add_source(file, text)
+    return _unique(_file(file, text, report), report)
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def _files(paths: Sequence[Path], root: Path, report: Report) -> Iterator[tuple[str, Path]]:
+    seen: set[Path] = set()
+    for path in paths:
+        path = path if path.is_absolute() else root / path
+        if not path.exists():
+            report.error(Span(_shown(path, root), 1, 1), "no-such-file", "there is no such file or folder")
+            continue
+        inside = sorted((p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()), key=lambda p: p.as_posix()) if path.is_dir() else [path]
+        if path.is_dir() and not inside:
+            report.error(Span(_shown(path, root), 1, 1), "no-specs", "no *.yaml in this folder")
+        for file in inside:
+            if path.is_dir() and not file.resolve().is_relative_to(path.resolve()):
+                report.error(Span(_shown(file, root), 1, 1), "link", "this link leads out of the folder of specs", "copy the file here")
+            elif file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield _shown(file, root), file
+
+
+def _shown(path: Path, root: Path) -> str:
+    path = path.absolute()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def _text(name: str, path: Path, report: Report) -> str | None:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        report.error(Span(name, 1, 1), "unreadable", f"cannot be read: {error.strerror}")
+        return None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        report.error(Span(name, line, 1), "not-utf8", f"byte {error.start} is not UTF-8", "save the file as UTF-8")
+        return None
+    text = text.replace("\r\n", "\n")
+    report.add_source(name, text)
+    bad = next((i for i, c in enumerate(text) if c == "\ufeff" or (ord(c) < 32 and c not in "\n\t") or c in "\x7f\x85\u2028\u2029"), None)
+    if bad is not None:
+        line = text.count("\n", 0, bad) + 1
+        col = bad - (text.rfind("\n", 0, bad) + 1) + 1
+        report.error(Span(name, line, col), "control-character", f"the character U+{ord(text[bad]):04X} has no place in a spec", "delete it")
+        return None
+    return text
+
+
+def _file(name: str, text: str, report: Report) -> list[OpSpec]:
+    before = len(report.errors)
+    tree = compose(name, text, report)
+    if len(report.errors) > before:
+        return []
+    if tree is None or (isinstance(tree, Scalar) and not tree.text):
+        report.error(Span(name, 1, 1), "empty-file", "there is no op in this file", "a file is a list: `- op: name`")
+        return []
+    if not isinstance(tree, YamlSequence):
+        report.error(tree.span, "not-a-list", "a spec file is a list of ops", "begin each with `- op: name`")
+        return []
+    ops = []
+    for item in tree.items:
+        op = _OpReader(name, text.split("\n"), report).read(item)
+        if op is not None:
+            ops.append(op)
+    return ops
+
+
+def _unique(ops: list[OpSpec], report: Report) -> tuple[OpSpec, ...]:
+    first: dict[str, OpSpec] = {}
+    out = []
+    for op in ops:
+        other = first.setdefault(op.name.lower(), op)
+        if other is op:
+            out.append(op)
+            continue
+        text = f"op `{op.name}` is declared twice" if other.name == op.name else f"ops `{op.name}` and `{other.name}` differ only in case"
+        report.error(op.span, "duplicate-op", text, "", [Note("first here:", other.span)])
+    return tuple(out)
+
+
+# ---------------------------------------------------------------------------------------------- one op
+
+
+class _OpReader:
+    """Reads one op; `faulty` is set by any fault of it."""
+
+    def __init__(self, file: str, lines: list[str], report: Report) -> None:
+        self.file, self.lines, self.report = file, lines, report
+        self.names: dict[str, Span] = {}
+        self.axes: dict[str, Span] = {}
+
+    def fault(self, span: Span, code: str, text: str, hint: str = "", notes: Sequence[Note] = ()) -> None:
+        self.report.error(span, code, text, hint, notes)
+
+    def read(self, tree: Tree) -> OpSpec | None:
+        before = len(self.report.errors)
+        if not isinstance(tree, Mapping):
+            self.fault(tree.span, "not-an-op", "an op is a map of keys", "begin it with `- op: name`")
+            return None
+        self._known(tree, OP_KEYS, "an op")
+        name = self._op_name(tree)
+        if name is None:
+            return None
+        groups = {role: self._tensors(tree, key, role) for key, role in
+                  (("inputs", "input"), ("params", "param"), ("buffers", "buffer"), ("state", "state"))}  # fmt: skip
+        attrs = self._attrs(tree)
+        outputs = self._tensors(tree, "outputs", "output")
+        forward = self._formula(tree.get("forward"), "forward", [o.name for o in outputs])
+        op = OpSpec(
+            name.text, name.span, self.file, self._line(tree, "doc"), groups["input"], groups["param"], groups["buffer"],
+            groups["state"], attrs, self._sizes(tree), self._requires(tree), self._domain(tree), self._signature(tree, groups, attrs),
+            outputs, forward, self._update(tree), self._backward(tree), self._line(tree, "reference"), self._line(tree, "schedule"),
+        )  # fmt: skip
+        self._consistent(op, tree)
+        return op if len(self.report.errors) == before else None
+
+    # -------------------------------------------------------------------------------- small parts
+
+    def _known(self, tree: Mapping, keys: Sequence[str], what: str) -> None:
+        for key, _ in tree.items:
+            if key.text not in keys:
+                self.fault(key.span, "unknown-key", f"`{key.text}` is not a key of {what}", nearest(key.text, keys) or f"keys: {', '.join(keys)}")
+
+    def _op_name(self, tree: Mapping) -> Scalar | None:
+        name = tree.get("op")
+        if not isinstance(name, Scalar):
+            self.fault(tree.span, "missing-op", "an op needs a name", "`- op: name`")
+            return None
+        fault = identifier_fault(name.text)
+        if not fault and name.text in _MODULES:
+            fault = f"`{name.text}` is a module of the generated package"
+        if fault:
+            self.fault(name.span, "bad-name", fault, "an op's name becomes a Python function")
+            return None
+        return name
+
+    def _line(self, tree: Mapping, key: str) -> str:
+        value = tree.get(key)
+        if value is None:
+            return ""
+        if not isinstance(value, Scalar):
+            self.fault(value.span, "not-a-text", f"`{key}` is a text", "quote it")
+            return ""
+        return " ".join(value.text.split())
+
+    def _map(self, tree: Mapping, key: str) -> Mapping | None:
+        value = tree.get(key)
+        if value is None or (isinstance(value, Scalar) and not value.text):
+            return None
+        if not isinstance(value, Mapping):
+            self.fault(value.span, "not-a-map", f"`{key}` is a map of names")
+            return None
+        return value
+
+    def _scalar(self, tree: Tree | None, what: str) -> Scalar | None:
+        if tree is None or isinstance(tree, Scalar):
+            return tree
+        kind = "braces" if isinstance(tree, Mapping) else "brackets"
+        self.fault(tree.span, "not-a-text", f"{what} is a text; YAML reads {kind} as its own", "quote it: `'...'`")
+        return None
+
+    def _define(self, key: Scalar, what: str) -> bool:
+        """Records a value's name; false after a fault."""
+        fault = identifier_fault(key.text)
+        if not fault and key.text in RESERVED:
+            fault = f"`{key.text}` is reserved"
+        if not fault and key.text[0].isupper():
+            fault = f"`{key.text}` begins with a capital, as axes do"
+        if fault:
+            self.fault(key.span, "bad-name", fault, f"choose another name for the {what}; `arg:` gives it a public one")
+            return False
+        if key.text in self.names:
+            self.fault(key.span, "name-twice", f"`{key.text}` is declared twice", "", [Note("first here:", self.names[key.text])])
+            return False
+        self.names[key.text] = key.span
+        return True
+
+    def _flag(self, tree: Tree | None) -> bool:
+        value = self._scalar(tree, "a flag")
+        if value is None:
+            return False
+        if value.text not in ("true", "false"):
+            self.fault(value.span, "not-a-flag", f"`{value.text}` is not true or false")
+        return value.text == "true"
+
+    def _anchor(self, value: Scalar, count: int) -> Anchor:
+        """Where the lines of a scalar stand in the file."""
+        if value.style in ("|", ">"):
+            first = value.span.line + 1
+            raw = self.lines[first - 1 : first - 1 + count]
+            own = value.text.split("\n")
+            cols = [len(r) - len(o) + 1 if r.endswith(o) else 1 for r, o in zip(raw, own)]
+            return Anchor(self.file, first, tuple(cols) or (1,))
+        return Anchor(self.file, value.span.line, (value.span.col + (value.style in "'\""),))
+
+    def expr(self, tree: Tree | None, what: str) -> Expr | None:
+        """A formula given by a scalar."""
+        value = self._scalar(tree, what)
+        if value is None:
+            return None
+        if not self._one_piece(value, what):
+            return None
+        if value.style == "plain" and value.text in ("", "null", "~"):
+            self.fault(value.span, "empty-formula", f"{what} is missing", "quote it if it is a text that YAML reads as nothing")
+            return None
+        return parse_expr(value.text.rstrip("\n"), self._anchor(value, value.text.count("\n") + 1), self.report)
+
+    def _one_piece(self, value: Scalar, what: str) -> bool:
+        if value.style == ">":
+            self.fault(value.span, "folded", f"{what} is folded by `>`, which loses its lines", "write `|`")
+            return False
+        if value.style != "|" and value.last_line > value.span.line and value.text.strip() and not value.flow and "\n" not in value.text:
+            last = self.lines[value.last_line - 2 : value.last_line]
+            if value.last_line - value.span.line > 1 or (last and last[-1].strip()):
+                many = [k for k in range(value.span.line, value.last_line) if k < len(self.lines) and self.lines[k].strip()]
+                if value.style == "plain" and many and not self.lines[value.span.line - 1].rstrip().endswith(value.text.rstrip()):
+                    first_line = self.lines[value.span.line - 1][value.span.col - 1 :].split(" #")[0].strip()
+                    if first_line != value.text.strip():
+                        self.fault(value.span, "several-lines", f"{what} runs over several lines", "write `|` and the formula below it")
+                        return False
+        return True
+
+    def block(self, tree: Tree | None, what: str) -> Formula:
+        value = self._scalar(tree, what)
+        if value is None or not self._one_piece(value, what):
+            return ()
+        return parse_block(value.text, self._anchor(value, value.text.count("\n") + 1), self.report)
+
+    def _formula(self, tree: Tree | None, what: str, outputs: list[str]) -> Formula:
+        if tree is None:
+            return ()
+        formula = self.block(tree, f"`{what}`")
+        seen: dict[str, Span] = {}
+        for binding in formula:
+            first = self.names.get(binding.name) or seen.get(binding.name)
+            if first is not None and binding.name not in outputs or binding.name in seen:
+                self.fault(binding.span, "set-twice", f"`{binding.name}` is set twice", "give each value a name of its own",
+                           [Note("first here:", first)] if first else [])  # fmt: skip
+            self._bound_name(binding.name, binding.span)
+            seen[binding.name] = binding.span
+        return formula
+
+    def _bound_name(self, name: str, span: Span) -> None:
+        if name in RESERVED:
+            self.fault(span, "bad-name", f"`{name}` is reserved")
+        elif name in self.axes or name[0].isupper():
+            self.fault(span, "bad-name", f"`{name}` is the name of an axis, or looks like one", "values begin with a small letter")
+
+    # -------------------------------------------------------------------------------- tensors
+
+    def _tensors(self, tree: Mapping, key: str, role: str) -> tuple[TensorDecl, ...]:
+        group = self._map(tree, key)
+        out = []
+        for name, value in group.items if group is not None else ():
+            if self._define(name, role):
+                decl = self._tensor(name, value, role)
+                if decl is not None:
+                    out.append(decl)
+        return tuple(out)
+
+    def _tensor(self, name: Scalar, value: Tree, role: str) -> TensorDecl | None:
+        fields = value if isinstance(value, Mapping) else None
+        axes_tree = fields.get("axes") if fields is not None else value
+        if fields is not None:
+            self._known(fields, TENSOR_KEYS, "a tensor")
+        if axes_tree is None:
+            self.fault(name.span, "missing-axes", f"`{name.text}` has no axes", "`axes: [..., N]`; a scalar has `[]`")
+            return None
+        axes = self._axes(axes_tree)
+        if axes is None:
+            return None
+        decl = TensorDecl(name.text, role, axes, name.span, broadcast=_is_pack(axes), arg=name.text)
+        return decl if fields is None else self._fields(decl, fields)
+
+    def _fields(self, decl: TensorDecl, fields: Mapping) -> TensorDecl:
+        changes: dict[str, object] = {}
+        for key in ("broadcast", "scalar", "optional", "differentiable"):
+            if fields.get(key) is not None:
+                changes[key] = self._flag(fields.get(key))
+        if fields.get("broadcast") is not None:
+            changes["broadcast"] = bool(changes["broadcast"]) or decl.broadcast
+        for key, attribute in (("dtype", "dtype"), ("indexes", "indexes"), ("or", "or_attr"), ("arg", "arg")):
+            value = self._scalar(fields.get(key), f"`{key}`")
+            if value is not None:
+                changes[attribute] = value.text
+        for key in ("default", "init"):
+            if fields.get(key) is not None:
+                changes[key] = self._number(fields.get(key), f"`{key}`")
+        if fields.get("when") is not None:
+            changes["when"] = self.expr(fields.get("when"), "`when`")
+        self._field_rules(decl, fields, changes)
+        return replace(decl, **changes)  # type: ignore[arg-type]
+
+    def _field_rules(self, decl: TensorDecl, fields: Mapping, changes: dict[str, object]) -> None:
+        spans = {k.text: v.span for k, v in fields.items}
+        dtype = changes.get("dtype", "float")
+        if dtype not in DTYPES:
+            self.fault(spans["dtype"], "unknown-dtype", f"`{dtype}` is not a dtype", nearest(str(dtype), DTYPES) or f"dtypes: {', '.join(DTYPES)}")
+        if changes.get("scalar") and (not isinstance(decl.axes, Axes) or any(d.kind != "pack" or d.factors[0].name != PACK for d in decl.axes.dims)):
+            self.fault(spans["scalar"], "scalar-axes", f"`{decl.name}` has named axes, so no number can stand for it")
+        if "default" in changes and not changes.get("optional"):
+            self.fault(spans["default"], "default-without-optional", f"`{decl.name}` has a default, but is not optional", "add `optional: true`")
+        if "arg" in changes and identifier_fault(str(changes["arg"])):
+            self.fault(spans["arg"], "bad-name", identifier_fault(str(changes["arg"])))
+        if "differentiable" in changes and decl.role != "output":
+            self.fault(spans["differentiable"], "misplaced-key", "`differentiable` is for outputs", f"write `{decl.name}: not_differentiable` under `backward`")
+        if changes.get("optional") and decl.role == "output":
+            self.fault(spans["optional"], "misplaced-key", "an output is not optional", "write `when: COND`")
+
+    def _number(self, tree: Tree | None, what: str) -> Number | None:
+        expr = self.expr(tree, what)
+        if isinstance(expr, Unary) and expr.op == "-" and isinstance(expr.operand, Number):
+            return Number(-expr.operand.value, f"-{expr.operand.text}", expr.span)
+        if isinstance(expr, Number):
+            return expr
+        if expr is not None:
+            self.fault(expr.span, "not-a-number", f"{what} is a number")
+        return None
+
+    def _axes(self, tree: Tree) -> Axes | AxesChoice | None:
+        if isinstance(tree, YamlSequence):
+            dims = [self._dim(item) for item in tree.items]
+            if any(d is None for d in dims):
+                return None
+            return self._checked(Axes(tuple(d for d in dims if d is not None), tree.span))
+        if isinstance(tree, Scalar) and "if" in tree.text.split():
+            return self._axes_choice(tree, tree.text, tree.span.col + (tree.style in "'\""))
+        self.fault(tree.span, "not-axes", "axes are a list: `[..., N]`", "a choice is quoted: `'[...] if COND else []'`")
+        return None
+
+    def _axes_choice(self, tree: Scalar, text: str, col: int) -> Axes | AxesChoice | None:
+        span = Span(self.file, tree.span.line, col, col + len(text))
+        if " if " not in text:
+            return self._axes_text(text, span)
+        then, rest = text.split(" if ", 1)
+        if " else " not in rest:
+            self.fault(span, "not-axes", "a choice of axes has an `else`", "`'[...] if COND else []'`")
+            return None
+        cond, other = rest.split(" else ", 1)
+        at = col + len(then) + 4
+        expr = parse_expr(cond, Anchor(self.file, tree.span.line, (at,)), self.report)
+        first = self._axes_text(then, Span(self.file, tree.span.line, col, col + len(then)))
+        second = self._axes_choice(tree, other, at + len(cond) + 6)
+        if expr is None or first is None or second is None:
+            return None
+        return AxesChoice(expr, first, second, span)
+
+    def _axes_text(self, text: str, span: Span) -> Axes | None:
+        text = text.strip()
+        if not (text.startswith("[") and text.endswith("]")):
+            self.fault(span, "not-axes", f"`{text}` is not a list of axes", "`[..., N]`")
+            return None
+        words = [w.strip() for w in text[1:-1].split(",") if w.strip()]
+        dims = [self._dim(Scalar(w, "plain", span, True, span.line)) for w in words]
+        return None if None in dims else self._checked(Axes(tuple(d for d in dims if d is not None), span))
+
+    def _dim(self, tree: Tree) -> Dim | None:
+        if not isinstance(tree, Scalar):
+            self.fault(tree.span, "not-an-axis", "a dim is an axis, a pack, or a group `(G K)`")
+            return None
+        text, span = tree.text.strip(), tree.span
+        if text.startswith("(") and text.endswith(")"):
+            factors = [self._factor(w, span) for w in text[1:-1].split()]
+            if not factors:
+                self.fault(span, "not-an-axis", "an empty group")
+            return None if not factors or None in factors else Dim("group", tuple(f for f in factors if f), span)
+        if text == PACK:
+            return Dim("pack", (Factor(PACK, None, span),), span)
+        if text.endswith(PACK):
+            factor = self._factor(text[:-3], span)
+            return None if factor is None else Dim("pack", (factor,), span)
+        factor = self._factor(text, span)
+        return None if factor is None else Dim("axis", (factor,), span)
+
+    def _factor(self, text: str, span: Span) -> Factor | None:
+        name, _, extent = text.partition("=")
+        if "..." in text:
+            self.fault(span, "pack-in-group", f"the pack `{text}` stands inside a group", "a group has single axes")
+            return None
+        fault = identifier_fault(name)
+        if fault or not name[0].isupper():
+            self.fault(span, "bad-axis", fault or f"`{name}` is not an axis: axes begin with a capital", f"`{name[:1].upper()}{name[1:]}`" if not fault else "")
+            return None
+        if "=" in text and (not extent.isascii() or not extent.isdigit() or not 0 < int(extent) < 1025):
+            self.fault(span, "bad-extent", f"`{extent}` is not an extent", "a fixed extent is a whole number from 1 to 1024: `S=2`")
+            return None
+        self.axes.setdefault(name, span)
+        return Factor(name, int(extent) if extent else None, span)
+
+    def _checked(self, axes: Axes) -> Axes | None:
+        names = [f.name for d in axes.dims for f in d.factors]
+        for name in names:
+            if names.count(name) > 1:
+                text = "two packs `...` in one tensor" if name == PACK else f"the axis `{name}` twice in one tensor"
+                self.fault(axes.span, "axis-twice", text, "give one of them another name")
+                return None
+        return axes
+
+    # -------------------------------------------------------------------------------- attrs
+
+    def _attrs(self, tree: Mapping) -> tuple[AttrDecl, ...]:
+        group = self._map(tree, "attrs")
+        out = []
+        for name, value in group.items if group is not None else ():
+            if self._define(name, "attr"):
+                decl = self._attr(name, value)
+                if decl is not None:
+                    out.append(decl)
+        return tuple(out)
+
+    def _attr(self, name: Scalar, value: Tree) -> AttrDecl | None:
+        if not isinstance(value, Mapping):
+            self.fault(value.span, "not-a-map", f"`{name.text}` is declared by a map", "`{default: 1e-6}`; `{}` for one without default")
+            return None
+        self._known(value, ATTR_KEYS, "an attr")
+        enum = self._words(value.get("enum"), "`enum`")
+        count = self._count(value.get("tuple"))
+        default_tree = value.get("default")
+        default, all_axes = self._default(name, default_tree, enum)
+        kind = self._attr_type(value, enum, default)
+        axis = self._axis_words(value.get("axis"))
+        keeps = self._axis_words(value.get("keeps"))
+        size = self._axis_words(value.get("size"))
+        kind = "int" if size or (axis and not value.get("type")) else "bool" if keeps else kind
+        return AttrDecl(name.text, kind, name.span, default, enum, self._flag(value.get("optional")), count, size, axis, all_axes,
+                        keeps[0] if keeps else None)  # fmt: skip
+
+    def _default(self, name: Scalar, tree: Tree | None, enum: tuple[str, ...]) -> tuple[Expr | None, bool]:
+        if tree is None:
+            return None, False
+        if isinstance(tree, YamlSequence):
+            return self._tuple_default(tree), False
+        value = self._scalar(tree, f"the default of `{name.text}`")
+        if value is None:
+            return None, False
+        if enum:
+            if value.text not in enum:
+                self.fault(value.span, "unknown-choice", f"`{value.text}` is not a choice of `{name.text}`", nearest(value.text, enum) or f"choices: {', '.join(enum)}")
+            return Text(value.text, value.span), False
+        if value.text == "all":
+            return None, True
+        if value.text in ("true", "false"):
+            return Name(value.text, value.span), False
+        return self.expr(value, f"the default of `{name.text}`"), False
+
+    def _tuple_default(self, tree: YamlSequence) -> Expr:
+        """`[0.9, 0.999]`, kept as the call `tuple(0.9, 0.999)`."""
+        items = [self._number(item, "an item of the default") for item in tree.items]
+        return Call("tuple", tuple(i for i in items if i is not None), (), tree.span, tree.span)
+
+    def _attr_type(self, value: Mapping, enum: tuple[str, ...], default: Expr | None) -> str:
+        given = self._scalar(value.get("type"), "`type`")
+        if given is not None and given.text not in ("float", "int", "bool"):
+            self.fault(given.span, "unknown-type", f"`{given.text}` is not a type of attrs", nearest(given.text, ("float", "int", "bool")) or "types: float, int, bool")
+        if enum:
+            return "enum"
+        if given is not None:
+            return given.text
+        return "bool" if isinstance(default, Name) and default.id in ("true", "false") else "float"
+
+    def _words(self, tree: Tree | None, what: str) -> tuple[str, ...]:
+        if tree is None:
+            return ()
+        if not isinstance(tree, YamlSequence) or not tree.items or not all(isinstance(i, Scalar) for i in tree.items):
+            self.fault(tree.span, "not-a-list", f"{what} is a list of names")
+            return ()
+        words = tuple(i.text for i in tree.items if isinstance(i, Scalar))
+        for item in tree.items:
+            if isinstance(item, Scalar) and (not item.text.isascii() or not item.text.isidentifier()):
+                self.fault(item.span, "bad-name", f"`{item.text}` is not a plain word")
+            elif isinstance(item, Scalar) and words.count(item.text) > 1:
+                self.fault(item.span, "name-twice", f"`{item.text}` is listed twice")
+        return words
+
+    def _count(self, tree: Tree | None) -> int | None:
+        value = self._scalar(tree, "`tuple`")
+        if value is None:
+            return None
+        if not value.text.isascii() or not value.text.isdigit() or not 1 <= int(value.text[:6]) <= 8:
+            self.fault(value.span, "bad-extent", f"`{value.text}` is not a number of items from 1 to 8")
+            return None
+        return int(value.text)
+
+    def _axis_words(self, tree: Tree | None) -> tuple[str, ...]:
+        if tree is None:
+            return ()
+        items = tree.items if isinstance(tree, YamlSequence) else (tree,)
+        words: list[str] = []
+        for item in items:
+            scalar = item if isinstance(item, Scalar) else None
+            text = scalar.text.strip("()").split() if scalar is not None else []
+            for word in text:
+                word = word.removesuffix("...")
+                if identifier_fault(word) or not word[0].isupper():
+                    self.fault(tree.span, "bad-axis", f"`{word}` is not an axis")
+                else:
+                    words.append(word)
+            if scalar is None:
+                self.fault(tree.span, "bad-axis", "an axis, or a list of axes")
+        return tuple(words)
+
+    # -------------------------------------------------------------------------------- sizes, requires, domain, signature
+
+    def _sizes(self, tree: Mapping) -> tuple[SizeDef, ...]:
+        group = self._map(tree, "sizes")
+        out = []
+        for name, value in group.items if group is not None else ():
+            factor = self._factor(name.text, name.span)
+            expr = self.expr(value, f"the size of `{name.text}`")
+            if factor is not None and expr is not None:
+                out.append(SizeDef(factor.name, expr, name.span))
+        return tuple(out)
+
+    def _requires(self, tree: Mapping) -> tuple[Requirement, ...]:
+        value = self._scalar(tree.get("requires"), "`requires`")
+        if value is None or not self._one_piece(value, "`requires`"):
+            return ()
+        lines = value.text.rstrip("\n").split("\n")
+        anchor = self._anchor(value, len(lines))
+        out = []
+        for k, line in enumerate(lines):
+            if not line.strip() or line.strip().startswith("#"):
+                continue
+            expr = parse_expr(line, Anchor(self.file, anchor.line + k, (anchor.cols[min(k, len(anchor.cols) - 1)],)), self.report)
+            if expr is not None:
+                out.append(Requirement(expr, line.split("#")[0].strip(), expr.span))
+        return tuple(out)
+
+    def _domain(self, tree: Mapping) -> tuple[Domain, ...]:
+        group = self._map(tree, "domain")
+        out = []
+        for name, value in group.items if group is not None else ():
+            if name.text not in self.names:
+                self.fault(name.span, "unknown-name", f"`{name.text}` is not an argument", nearest(name.text, self.names))
+                continue
+            ends = [self._number(i, "an end of a domain") for i in value.items] if isinstance(value, YamlSequence) else []
+            if len(ends) != 2 or any(e is None for e in ends):
+                self.fault(value.span, "bad-domain", "a domain is a list of two numbers", "`[0, inf]`")
+                continue
+            low, high = (float(e.value) for e in ends if e is not None)
+            if not low < high:
+                self.fault(value.span, "bad-domain", "the domain is empty")
+            else:
+                out.append(Domain(name.text, low, high, name.span))
+        return tuple(out)
+
+    def _signature(self, tree: Mapping, groups: dict[str, tuple[TensorDecl, ...]], attrs: tuple[AttrDecl, ...]) -> tuple[str, ...]:
+        usual = [t.name for role in ("input", "param", "buffer", "state") for t in groups[role]] + [a.name for a in attrs]
+        value = tree.get("signature")
+        if value is None:
+            return tuple(usual)
+        if not isinstance(value, YamlSequence):
+            self.fault(value.span, "not-a-list", "`signature` is a list of arguments")
+            return tuple(usual)
+        words = [i.text for i in value.items if isinstance(i, Scalar)]
+        for item in value.items:
+            if not isinstance(item, Scalar) or item.text not in usual:
+                text = item.text if isinstance(item, Scalar) else "this"
+                self.fault(item.span, "unknown-name", f"`{text}` is not an argument", nearest(text, usual))
+            elif words.count(item.text) > 1:
+                self.fault(item.span, "name-twice", f"`{item.text}` is listed twice")
+        for name in usual:
+            if name not in words:
+                self.fault(value.span, "missing-argument", f"`signature` leaves out `{name}`")
+        return tuple(words)
+
+    # -------------------------------------------------------------------------------- update, backward
+
+    def _entries(self, group: Mapping, skip: Sequence[str], words: Sequence[str]) -> tuple[Entry, ...]:
+        out = []
+        for key, value in group.items:
+            if key.text in skip:
+                continue
+            if isinstance(value, Scalar) and value.text in words and value.style == "plain":
+                out.append(Entry(key.text, value.text, None, key.span, value.span))
+                continue
+            expr = self.expr(value, f"the formula of `{key.text}`")
+            if expr is not None:
+                out.append(Entry(key.text, "formula", expr, key.span, expr.span))
+        return tuple(out)
+
+    def _let(self, group: Mapping) -> Formula:
+        return self._formula(group.get("let"), "let", []) if group.get("let") is not None else ()
+
+    def _update(self, tree: Mapping) -> Update | None:
+        group = self._map(tree, "update")
+        if group is None:
+            return None
+        when = self.expr(group.get("when"), "`when`") if group.get("when") is not None else None
+        return Update(when, self._let(group), self._entries(group, ("when", "let"), ()), group.span)
+
+    def _backward(self, tree: Mapping) -> Backward | None:
+        value = tree.get("backward")
+        if value is None:
+            return None
+        if isinstance(value, Scalar):
+            if value.text == "not_differentiable":
+                return Backward(False, (), (), None, value.span)
+            self.fault(value.span, "bad-backward", "`backward` is a map of formulas, or `not_differentiable`",
+                       nearest(value.text, ("not_differentiable",)))  # fmt: skip
+            return None
+        if not isinstance(value, Mapping):
+            self.fault(value.span, "bad-backward", "`backward` is a map of formulas, or `not_differentiable`")
+            return None
+        saved = value.get("save")
+        save: tuple[Saved, ...] | None = None
+        if saved is not None:
+            items = saved.items if isinstance(saved, YamlSequence) else ()
+            if not isinstance(saved, YamlSequence):
+                self.fault(saved.span, "not-a-list", "`save` is a list of names")
+            save = tuple(Saved(i.text, i.span) for i in items if isinstance(i, Scalar))
+        entries = self._entries(value, ("save", "let"), ("auto", "zero", "not_differentiable"))
+        return Backward(True, self._let(value), entries, save, value.span)
+
+    # -------------------------------------------------------------------------------- the whole
+
+    def _consistent(self, op: OpSpec, tree: Mapping) -> None:
+        bound = {b.name for b in op.forward}
+        for output in op.outputs:
+            if output.name not in bound:
+                self.fault(output.span, "missing-formula", f"nothing sets the output `{output.name}`", nearest(output.name, bound))
+        if not op.outputs and op.update is None:
+            self.fault(op.span, "no-outputs", f"`{op.name}` has neither outputs nor an update")
+        self._reserved_cotangents(op)
+        self._indexed(op)
+        if op.update is not None:
+            self._check_update(op, op.update)
+        if op.backward is not None and op.backward.differentiable:
+            self._check_backward(op, op.backward)
+        elif op.backward is None and tree.get("backward") is None and any(o.dtype in _FLOATING for o in op.outputs):
+            self.fault(op.span, "missing-backward", f"`{op.name}` declares no derivative", "write formulas, `auto`, or `backward: not_differentiable`")
+        if op.schedule not in ("", "none", "pointwise"):
+            span = getattr(tree.get("schedule"), "span", op.span)
+            self.fault(span, "unknown-schedule", f"`{op.schedule}` is not a schedule", nearest(op.schedule, ("none", "pointwise")) or "schedules: pointwise, none")
+        public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
+        for tensor in op.arguments:
+            if public.count(tensor.arg) > 1:
+                self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
+
+    def _reserved_cotangents(self, op: OpSpec) -> None:
+        taken = {f"d{o.name}" for o in op.outputs}
+        named = [(t.name, t.span) for t in op.tensors] + [(a.name, a.span) for a in op.attrs] + [(b.name, b.span) for b in op.forward]
+        named += [(b.name, b.span) for b in (op.backward.let if op.backward else ())]
+        for name, span in named:
+            if name in taken:
+                self.fault(span, "bad-name", f"`{name}` is the cotangent of `{name[1:]}`", "choose another name")
+
+    def _indexed(self, op: OpSpec) -> None:
+        attrs = {a.name for a in op.attrs}
+        for tensor in op.arguments:
+            if tensor.or_attr is not None and tensor.or_attr not in attrs:
+                self.fault(tensor.span, "unknown-name", f"`or: {tensor.or_attr}` is not an attr", nearest(tensor.or_attr, attrs))
+            if tensor.indexes is not None and (tensor.indexes not in self.axes or tensor.dtype not in ("int", *INTS)):
+                text = f"`{tensor.indexes}` is not an axis of this op" if tensor.indexes not in self.axes else "an index is an int tensor"
+                self.fault(tensor.span, "bad-index", text, nearest(tensor.indexes, self.axes) or "`dtype: int`")
+
+    def _check_update(self, op: OpSpec, update: Update) -> None:
+        known = {t.name for t in op.buffers + op.state}
+        for entry in update.entries:
+            if entry.name not in known:
+                self.fault(entry.span, "unknown-name", f"`{entry.name}` is not a buffer or state", nearest(entry.name, known))
+
+    def _check_backward(self, op: OpSpec, backward: Backward) -> None:
+        wanted = {t.name: t for t in op.inputs + op.params}
+        written = {e.name for e in backward.entries} | ({k.text for k, _ in ()} or set())
+        for entry in backward.entries:
+            if entry.name not in wanted:
+                kind = "a buffer or state: it has no gradient" if entry.name in {t.name for t in op.buffers + op.state} else "not an input or param"
+                self.fault(entry.span, "unknown-input", f"`{entry.name}` is {kind}", nearest(entry.name, wanted))
+            elif wanted[entry.name].dtype not in _FLOATING:
+                self.fault(entry.span, "no-gradient", f"`{entry.name}` is {wanted[entry.name].dtype}: it has no gradient", "delete the entry")
+        for name, tensor in wanted.items():
+            if name not in written and tensor.dtype in _FLOATING and not any(d.span.file == self.file and f"`{name}`" in d.text for d in self.report.errors):
+                self.fault(tensor.span, "missing-derivative", f"`{name}` has no entry under `backward`",
+                           "write its formula, `auto`, `zero`, or `not_differentiable`")  # fmt: skip
+        known = {b.name for b in (*op.forward, *backward.let)} | {t.name for t in op.tensors}
+        for saved in backward.save or ():
+            if saved.name not in known:
+                self.fault(saved.span, "unknown-name", f"`{saved.name}` is not a value of the op", nearest(saved.name, known))
+
+
+def _is_pack(axes: Axes | AxesChoice) -> bool:
+    """`[...]` exactly: NumPy's broadcasting is implied."""
+    return isinstance(axes, Axes) and len(axes.dims) == 1 and axes.dims[0].factors[0].name == PACK
+
+

@@ -1,0 +1,543 @@
+"""The one table: what each primitive is typed, means, differentiates to, and is called in Triton.
+
+Takes nothing; gives `TABLE` (a row a primitive) and `RULES` (type rules of every graph operation). A new elementwise
+primitive is one row here, and a function in `templates/runtime/math.py` where `tl` has none.
+
+    TABLE["tanh"]   Primitive(arity=1, rule=_float, numpy=np.tanh, mp=mp.tanh, triton="math.tanh",
+                              vjp=lambda b, g, a, y: (g * (1 - y * y),))
+
+A `vjp` sees the builder, the cotangent g, the operands and the answer y, and gives one part per operand: a node, None
+where no gradient flows, or a pair (condition, node) that stands for `where(condition, node, 0)`. Conventions at the
+edges are in `docs/spec.md`; where torch has the function they are torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mpmath
+import numpy as np
+
+from codegen.ir import HOST_OPS, Builder, Node, Type, TypeFault, TypeRule
+
+Array = np.ndarray[Any, Any]
+Part = Node | tuple[Node, Node] | None
+Vjp = Callable[[Builder, Node, tuple[Node, ...], Node], tuple[Part, ...]]
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One elementwise primitive."""
+
+    name: str
+    arity: int
+    rule: TypeRule
+    numpy: Callable[..., Any]
+    """Its float64 meaning; the same function on float32 arrays is its float32 meaning."""
+    mp: Callable[..., Any]
+    """Its meaning on mpmath numbers."""
+    triton: str
+    """`tl.exp`, `math.erfc` (of the runtime), or an infix sign."""
+    vjp: Vjp | None = None
+    """None where no gradient flows (steps, predicates)."""
+    analytic: bool = True
+    """Whether the numpy function continues to complex numbers (for the complex step)."""
+    doc: str = ""
+    edges: str = ""
+    listed: bool = True
+    """Whether authors write it by name (operators are spelled by their sign)."""
+    float_number: bool = False
+    neighbour: str = ""
+    """A function that is easily mistaken for it: what mutation tests try in its place."""
+
+
+# ---------------------------------------------------------------------------------------------- type rules
+
+
+def _union(args: tuple[Node, ...]) -> frozenset[str]:
+    return frozenset().union(*(a.axes for a in args))
+
+
+def _no_bool(args: tuple[Node, ...]) -> None:
+    if any(a.kind == "bool" for a in args):
+        raise TypeFault("bool-arithmetic", "arithmetic on a truth value", "write `where(condition, value, 0)`")
+
+
+def _arith(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    _no_bool(args)
+    return Type("float" if any(a.kind == "float" for a in args) else "int", _union(args))
+
+
+def _float(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    _no_bool(args)
+    return Type("float", _union(args))
+
+
+def _integral(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    """`//`: floor of a quotient of integers; floats divide by `/` and are floored by `floor`."""
+    _no_bool(args)
+    if any(a.kind == "float" for a in args) and not all(a.host for a in args):
+        raise TypeFault("float-floordiv", "integer division of floats", "write `floor(a / b)`")
+    return _arith(b, args, params)
+
+
+def _power(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    """int ** number >= 0 stays int; every other power of integers is computed in float (a negative exponent is legal)."""
+    _no_bool(args)
+    base, exponent = args
+    whole = exponent.op == "const" and isinstance(exponent.params[0], int) and exponent.params[0] >= 0
+    return Type("int" if base.kind == "int" and whole else "float", _union(args))
+
+
+def _compare(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    kinds = {a.kind for a in args}
+    if "bool" in kinds and kinds != {"bool"}:
+        raise TypeFault("bool-arithmetic", "a truth value compared with a number", "use the condition itself, or `~` of it")
+    return Type("bool", _union(args))
+
+
+def _predicate(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    _no_bool(args)
+    return Type("bool", _union(args))
+
+
+def _logic(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    kinds = {a.kind for a in args}
+    if len(kinds) > 1 or "float" in kinds:
+        raise TypeFault("logic-on-numbers", "`& | ~` take truth values", "compare first, in parentheses: `(a > 0) & (b > 0)`")
+    return Type(args[0].kind, _union(args))
+
+
+def _where(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    if args[0].kind != "bool":
+        raise TypeFault("not-a-condition", f"the condition of `where` is {args[0].kind}, not bool", "compare it: `x != 0`")
+    kinds = {a.kind for a in args[1:]}
+    if "bool" in kinds and kinds != {"bool"}:
+        raise TypeFault("bool-arithmetic", "`where` between a truth value and a number")
+    kind = "bool" if kinds == {"bool"} else "float" if "float" in kinds else "int"
+    return Type(kind, _union(args))
+
+
+# ---------------------------------------------------------------------------------------------- float64 meaning
+
+
+def _real(x: Any) -> Any:
+    return x.real if np.iscomplexobj(x) else x
+
+
+def _np_sigmoid(x: Array) -> Array:
+    e = np.exp(np.where(_real(x) > 0, -x, x))
+    return np.where(_real(x) > 0, 1 / (1 + e), e / (1 + e))
+
+
+def _np_softplus(x: Array) -> Array:
+    up = _real(x) > 0
+    return np.where(up, x, 0 * x if np.iscomplexobj(x) else np.zeros_like(x)) + np.log1p(np.exp(np.where(up, -x, x)))
+
+
+def _np_relu(x: Array) -> Array:
+    return np.where(_real(x) <= 0, np.zeros_like(x), x)
+
+
+def _elementwise(scalar: Callable[[float], float]) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
+        x = np.asarray(x)
+        flat = [scalar(float(v)) if math.isfinite(v) else scalar_at_edge(scalar, float(v)) for v in x.ravel()]
+        return np.array(flat, dtype=x.dtype if x.dtype.kind == "f" else np.float64).reshape(x.shape)
+
+    return apply
+
+
+def scalar_at_edge(scalar: Callable[[float], float], v: float) -> float:
+    return math.nan if v != v else scalar(v)
+
+
+def _np_pow(x: Any, e: Any) -> Any:
+    if np.asarray(x).dtype.kind in "iu" and np.asarray(e).dtype.kind in "iu" and np.any(np.asarray(e) < 0):
+        return np.power(np.asarray(x, np.float64), e)
+    return np.power(x, e)
+
+
+def _np_div(a: Any, b: Any) -> Any:
+    return np.true_divide(a, b)
+
+
+def _np_compare(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: f(_real(a), _real(b))
+
+
+def _np_floordiv(a: Any, b: Any) -> Any:
+    return np.floor_divide(a, b)
+
+
+# ---------------------------------------------------------------------------------------------- mpmath meaning
+
+_mp = mpmath.mp
+_INF = mpmath.inf
+
+
+def _is_nan(x: Any) -> bool:
+    return bool(mpmath.isnan(x))
+
+
+def _lifted(f: Callable[..., Any]) -> Callable[..., Any]:
+    """NaN in, NaN out; a value that mpmath refuses (a pole, a complex root) is NaN."""
+
+    def apply(*args: Any) -> Any:
+        if any(_is_nan(a) for a in args):
+            return mpmath.nan
+        try:
+            value = f(*args)
+        except (ZeroDivisionError, ValueError, OverflowError):
+            return mpmath.nan
+        return mpmath.nan if isinstance(value, mpmath.mpc) and value.imag != 0 else mpmath.re(value)
+
+    return apply
+
+
+def _mp_div(a: Any, b: Any) -> Any:
+    if b == 0:
+        return mpmath.nan if a == 0 else mpmath.sign(a) * _INF
+    return mpmath.mpf(a) / b
+
+
+def _mp_exp(x: Any) -> Any:
+    if x == -_INF or x < -1e9:
+        return mpmath.mpf(0)
+    return _INF if x > 1e9 else mpmath.exp(x)
+
+
+def _mp_sigmoid(x: Any) -> Any:
+    return 1 / (1 + _mp_exp(-x)) if x > -1e9 else mpmath.mpf(0)
+
+
+def _mp_softplus(x: Any) -> Any:
+    return x if x > 1e6 else mpmath.log1p(_mp_exp(x))
+
+
+def _mp_tanh(x: Any) -> Any:
+    return mpmath.sign(x) if abs(x) > 1e6 else mpmath.tanh(x)
+
+
+def _mp_erfc(x: Any) -> Any:
+    return mpmath.mpf(0) if x > 1e6 else mpmath.mpf(2) if x < -1e6 else mpmath.erfc(x)
+
+
+def _mp_pow(x: Any, e: Any) -> Any:
+    if e == 0 or x == 1:
+        return mpmath.mpf(1)
+    if x == 0:
+        return mpmath.mpf(0) if e > 0 else _INF
+    if mpmath.isinf(e):
+        return _INF if (abs(x) > 1) == (e > 0) else mpmath.mpf(0)
+    return mpmath.power(x, e)
+
+
+def _mp_log(x: Any) -> Any:
+    return -_INF if x == 0 else mpmath.nan if x < 0 else mpmath.log(x)
+
+
+def _mp_mul(a: Any, b: Any) -> Any:
+    return mpmath.mpf(a) * b
+
+
+def _mp_where(c: Any, a: Any, b: Any) -> Any:
+    return a if c else b
+
+
+def _mp_select(pick: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: mpmath.nan if _is_nan(a) or _is_nan(b) else pick(a, b)
+
+
+# ---------------------------------------------------------------------------------------------- VJPs
+
+
+def _vjp_pow(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    x, e = args
+    if e.op == "const":
+        n = e.params[0]
+        if n == 0:
+            return None, None
+        lower = x if n == 2 else b.op("pow", x, n - 1)
+        return (g if n == 1 else b.op("mul", b.op("mul", g, n), lower)), None
+    flows = b.op("not", b.op("eq", e, 0))
+    dx = b.op("mul", b.op("mul", g, e), b.op("pow", x, b.op("sub", e, 1)))
+    at_zero = b.op("and", b.op("eq", x, 0), b.op("ge", e, 0))
+    de = b.op("mul", b.op("mul", g, y), b.op("log", x))
+    return (flows, dx), (b.op("not", at_zero), de)
+
+
+def _vjp_extreme(less: str) -> Vjp:
+    """Of two equal operands each takes half of the cotangent."""
+
+    def vjp(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+        p, q = args
+        shared = b.op("where", b.op("eq", p, q), b.op("mul", 0.5, g), g)
+        return (b.op("not", b.op(less, p, q)), shared), (b.op("not", b.op(less, q, p)), shared)
+
+    return vjp
+
+
+def _vjp_clamp(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    x, low, high = args
+    inside = b.op("and", b.op("ge", x, low), b.op("le", x, high))
+    return (inside, g), (b.op("lt", x, low), g), (b.op("gt", x, high), g)
+
+
+def _vjp_div(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    return b.op("div", g, args[1]), b.op("neg", b.op("div", b.op("mul", g, y), args[1]))
+
+
+def _times(partial: Callable[[Builder, Node, Node], Node]) -> Vjp:
+    """A unary primitive from its partial, given as a function of operand and answer."""
+    return lambda b, g, args, y: (b.op("mul", g, partial(b, args[0], y)),)
+
+
+_TWO_OVER_SQRT_PI = 1.1283791670955126
+_LN2 = 0.6931471805599453
+
+
+def _bell(b: Builder, x: Node) -> Node:
+    return b.op("mul", _TWO_OVER_SQRT_PI, b.op("exp", b.op("neg", b.op("mul", x, x))))
+
+
+def _row(*args: Any, **kw: Any) -> Primitive:
+    return Primitive(*args, **kw)
+
+
+_ROWS = (
+    # operators
+    _row("add", 2, _arith, np.add, _lifted(lambda a, b: a + b), "+", lambda b, g, a, y: (g, g), listed=False),
+    _row("sub", 2, _arith, np.subtract, _lifted(lambda a, b: a - b), "-",
+         lambda b, g, a, y: (g, b.op("neg", g)), listed=False),
+    _row("mul", 2, _arith, np.multiply, _lifted(_mp_mul), "*",
+         lambda b, g, a, y: (b.op("mul", g, a[1]), b.op("mul", g, a[0])), listed=False),
+    _row("div", 2, _float, _np_div, _lifted(_mp_div), "/", _vjp_div, listed=False),
+    _row("floordiv", 2, _integral, _np_floordiv, _lifted(lambda a, b: mpmath.floor(a / b)), "math.floordiv",
+         analytic=False, listed=False),
+    _row("mod", 2, _arith, np.mod, _lifted(lambda a, b: a - b * mpmath.floor(a / b)), "math.mod",
+         lambda b, g, a, y: (g, b.op("neg", b.op("mul", g, b.op("floor", b.op("div", a[0], a[1]))))),
+         analytic=False, listed=False, edges="the sign is that of the divisor, as in Python"),
+    _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False,
+         edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative"),
+    _row("neg", 1, _arith, np.negative, _lifted(lambda a: -a), "-", lambda b, g, a, y: (b.op("neg", g),), listed=False),
+    _row("lt", 2, _compare, _np_compare(np.less), lambda a, b: a < b, "<", listed=False),
+    _row("le", 2, _compare, _np_compare(np.less_equal), lambda a, b: a <= b, "<=", listed=False),
+    _row("gt", 2, _compare, _np_compare(np.greater), lambda a, b: a > b, ">", listed=False),
+    _row("ge", 2, _compare, _np_compare(np.greater_equal), lambda a, b: a >= b, ">=", listed=False),
+    _row("eq", 2, _compare, _np_compare(np.equal), lambda a, b: a == b, "==", listed=False),
+    _row("ne", 2, _compare, _np_compare(np.not_equal), lambda a, b: a != b, "!=", listed=False),
+    _row("and", 2, _logic, np.bitwise_and, lambda a, b: a and b, "&", listed=False),
+    _row("or", 2, _logic, np.bitwise_or, lambda a, b: a or b, "|", listed=False),
+    _row("not", 1, _logic, np.invert, lambda a: not a, "~", listed=False),
+    # steps and signs
+    _row("abs", 1, _arith, np.abs, _lifted(abs), "tl.abs",
+         _times(lambda b, x, y: b.op("sign", x)), analytic=False, doc="|x|", edges="derivative 0 at 0"),
+    _row("sign", 1, _arith, np.sign, _lifted(mpmath.sign), "math.sign", analytic=False,
+         doc="-1, 0 or 1", edges="sign(0) = 0; NaN stays; derivative 0"),
+    _row("floor", 1, _float, np.floor, _lifted(mpmath.floor), "tl.floor", analytic=False,
+         doc="the largest integer not above x", edges="derivative 0"),
+    _row("ceil", 1, _float, np.ceil, _lifted(mpmath.ceil), "tl.ceil", analytic=False,
+         doc="the smallest integer not below x", edges="derivative 0"),
+    _row("round", 1, _float, np.round, _lifted(mpmath.nint), "math.round", analytic=False,
+         doc="the nearest integer", edges="half to even; derivative 0"),
+    _row("trunc", 1, _float, np.trunc, _lifted(lambda x: mpmath.sign(x) * mpmath.floor(abs(x))), "math.trunc",
+         analytic=False, doc="the integer part", edges="derivative 0"),
+    # exponentials, logarithms, roots
+    _row("exp", 1, _float, np.exp, _lifted(_mp_exp), "tl.exp", _times(lambda b, x, y: y), doc="e ** x", neighbour="exp2"),
+    _row("exp2", 1, _float, np.exp2, _lifted(lambda x: _mp_exp(x * mpmath.log(2))), "tl.exp2",
+         _times(lambda b, x, y: b.op("mul", _LN2, y)), analytic=False, doc="2 ** x", neighbour="exp"),
+    _row("expm1", 1, _float, np.expm1, _lifted(lambda x: mpmath.expm1(x) if abs(x) < 1e6 else _mp_exp(x) - 1),
+         "math.expm1", _times(lambda b, x, y: b.op("exp", x)), doc="e ** x - 1, accurate near 0", neighbour="exp"),
+    _row("log", 1, _float, np.log, _lifted(_mp_log), "tl.log",
+         lambda b, g, a, y: (b.op("div", g, a[0]),), doc="natural logarithm", neighbour="log2"),
+    _row("log2", 1, _float, np.log2, _lifted(lambda x: _mp_log(x) / mpmath.log(2)), "tl.log2",
+         lambda b, g, a, y: (b.op("div", g, b.op("mul", _LN2, a[0])),), analytic=False, doc="logarithm to base 2",
+         neighbour="log"),
+    _row("log1p", 1, _float, np.log1p, _lifted(lambda x: _mp_log(1 + x) if abs(x) > 0.5 else mpmath.log1p(x)),
+         "math.log1p", lambda b, g, a, y: (b.op("div", g, b.op("add", 1, a[0])),), doc="log(1 + x), accurate near 0",
+         neighbour="log"),
+    _row("sqrt", 1, _float, np.sqrt, _lifted(lambda x: mpmath.nan if x < 0 else mpmath.sqrt(x)), "tl.sqrt",
+         lambda b, g, a, y: (b.op("div", g, b.op("mul", 2, y)),), doc="square root", edges="derivative inf at 0",
+         neighbour="rsqrt"),
+    _row("rsqrt", 1, _float, lambda x: 1 / np.sqrt(x), _lifted(
+        lambda x: mpmath.nan if x < 0 else _INF if x == 0 else 1 / mpmath.sqrt(x)), "tl.rsqrt",
+         _times(lambda b, x, y: b.op("mul", -0.5, b.op("mul", y, b.op("mul", y, y)))), doc="1 / sqrt(x)",
+         edges="inf at 0, derivative -inf", neighbour="sqrt"),
+    _row("square", 1, _arith, np.square, _lifted(lambda x: x * x), "math.square",
+         _times(lambda b, x, y: b.op("mul", 2, x)), doc="x * x"),
+    # trigonometric
+    _row("sin", 1, _float, np.sin, _lifted(lambda x: mpmath.nan if mpmath.isinf(x) else mpmath.sin(x)), "tl.sin",
+         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos"),
+    _row("cos", 1, _float, np.cos, _lifted(lambda x: mpmath.nan if mpmath.isinf(x) else mpmath.cos(x)), "tl.cos",
+         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin"),
+    # sigmoids
+    _row("tanh", 1, _float, np.tanh, _lifted(_mp_tanh), "math.tanh",
+         _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid"),
+    _row("sigmoid", 1, _float, _np_sigmoid, _lifted(_mp_sigmoid), "math.sigmoid",
+         _times(lambda b, x, y: b.op("mul", y, b.op("sub", 1, y))), doc="1 / (1 + exp(-x)), without overflow",
+         neighbour="tanh"),
+    _row("softplus", 1, _float, _np_softplus, _lifted(_mp_softplus), "math.softplus",
+         _times(lambda b, x, y: b.op("sigmoid", x)), doc="log(1 + exp(x)), without overflow", neighbour="relu"),
+    _row("erf", 1, _float, _elementwise(math.erf), _lifted(lambda x: 1 - _mp_erfc(x) if abs(x) > 30 else mpmath.erf(x)),
+         "math.erf", _times(lambda b, x, y: _bell(b, x)), analytic=False, doc="error function", neighbour="erfc"),
+    _row("erfc", 1, _float, _elementwise(math.erfc), _lifted(_mp_erfc), "math.erfc",
+         _times(lambda b, x, y: b.op("neg", _bell(b, x))), analytic=False, doc="1 - erf(x), accurate in the tail",
+         neighbour="erf"),
+    # pieces
+    _row("relu", 1, _arith, _np_relu, _lifted(lambda x: mpmath.mpf(0) if x <= 0 else x), "math.relu",
+         lambda b, g, a, y: ((b.op("not", b.op("le", a[0], 0)), g),), doc="x where x > 0, else 0",
+         edges="NaN stays; derivative 0 at 0", neighbour="softplus"),
+    _row("maximum", 2, _arith, np.maximum, _mp_select(lambda a, b: a if a > b else b), "math.maximum", _vjp_extreme("lt"),
+         analytic=False, doc="the larger", edges="NaN stays; equal operands share the cotangent", neighbour="minimum"),
+    _row("minimum", 2, _arith, np.minimum, _mp_select(lambda a, b: a if a < b else b), "math.minimum", _vjp_extreme("gt"),
+         analytic=False, doc="the smaller", edges="NaN stays; equal operands share the cotangent", neighbour="maximum"),
+    _row("clamp", 3, _arith, lambda x, low, high: np.minimum(np.maximum(x, low), high),
+         _lifted(lambda x, low, high: min(max(x, low), high)), "math.clamp", _vjp_clamp, analytic=False,
+         doc="minimum(maximum(x, low), high)", edges="NaN stays; the bounds pass the cotangent"),
+    _row("where", 3, _where, np.where, _mp_where, "tl.where",
+         lambda b, g, a, y: (None, (a[0], g), (b.op("not", a[0]), g)), doc="a where the condition holds, else b",
+         edges="the derivative is that of the branch taken"),
+    # predicates
+    _row("isnan", 1, _predicate, np.isnan, lambda x: _is_nan(x), "math.isnan", doc="whether x is NaN"),
+    _row("isinf", 1, _predicate, np.isinf, lambda x: bool(mpmath.isinf(x)), "math.isinf", doc="whether x is infinite"),
+    _row("isfinite", 1, _predicate, np.isfinite, lambda x: not (_is_nan(x) or mpmath.isinf(x)), "math.isfinite",
+         doc="whether x is neither infinite nor NaN"),
+)  # fmt: skip
+
+TABLE: Mapping[str, Primitive] = {row.name: row for row in _ROWS}
+HOST_OPS |= set(TABLE) | {"cast"}
+
+# ---------------------------------------------------------------------------------------------- structural rules
+
+MONOIDS = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "logsumexp", "var")
+SCANS = ("cumsum", "cumprod", "linear")
+
+
+def _rule_reduce(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    name, axes = params
+    x = args[0]
+    _has_axes(b, name, x, axes)
+    if name in ("any", "all") and x.kind != "bool":
+        raise TypeFault("not-a-condition", f"`{name}` takes truth values, this is {x.kind}", "compare it: `x != 0`")
+    if x.kind == "bool" and name not in ("sum", "any", "all"):
+        raise TypeFault("bool-arithmetic", f"`{name}` of truth values", "count them with `sum`")
+    if name in ("argmax", "argmin"):
+        kind = "int"
+    elif name in ("mean", "logsumexp", "var"):
+        kind = "float"
+    else:
+        kind = "int" if name == "sum" and x.kind == "bool" else x.kind
+    return Type(kind, x.axes - frozenset(axes))
+
+
+def _has_axes(b: Builder, name: str, x: Node, axes: tuple[str, ...]) -> None:
+    for axis in axes:
+        if axis not in x.axes:
+            there = ", ".join(sorted(x.axes)) or "none"
+            raise TypeFault("absent-axis", f"`{name}` over `{axis}`, which its operand lacks", f"its axes: {there}")
+
+
+def _rule_dot(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    _no_bool(args)
+    axes = _union(args)
+    for axis in params:
+        if axis not in axes:
+            raise TypeFault("absent-axis", f"`dot` over `{axis}`, which its operands lack", f"axes: {', '.join(sorted(axes))}")
+    return Type(_arith(b, args, ()).kind, axes - frozenset(params))
+
+
+def _rule_scan(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    _no_bool(args)
+    if params[1] not in _union(args):
+        there = ", ".join(sorted(_union(args))) or "none"
+        raise TypeFault("absent-axis", f"`{params[0]}` along `{params[1]}`, which its operand lacks", f"its axes: {there}")
+    return Type(_arith(b, args, ()).kind, _union(args))
+
+
+def _whole(index: tuple[Node, ...]) -> None:
+    if any(i.kind != "int" for i in index):
+        raise TypeFault("float-index", "an index must be an int", "write `cast(i, int)`, or `//` for `/`")
+
+
+def _rule_at(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    names, filled = params
+    x, index = args[0], args[1 : 1 + len(names)]
+    _whole(index)
+    _has_axes(b, "at", x, names)
+    kind = x.kind
+    if filled and args[-1].kind != kind:
+        kind = "float" if {args[-1].kind, kind} == {"int", "float"} else kind
+        if args[-1].kind == "bool" or x.kind == "bool":
+            raise TypeFault("bool-arithmetic", "`fill` and the tensor are of different kinds")
+    return Type(kind, (x.axes - frozenset(names)) | _union(index))
+
+
+def _rule_add_at(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    summed, names = params
+    g, index = args[0], args[1:]
+    _no_bool((g,))
+    _whole(index)
+    axes = g.axes | _union(index)
+    for axis in summed:
+        if axis not in axes:
+            there = ", ".join(sorted(axes))
+            raise TypeFault("absent-axis", f"`add_at` sums over `{axis}`, which its operands lack", f"axes: {there}")
+    left = axes - frozenset(summed)
+    for axis in names:
+        if axis in left:
+            raise TypeFault("index-axis", f"`add_at` onto `{axis}`, which its operand has", f"list it as summed: `{axis}, {axis}=`")
+    return Type(g.kind, left | frozenset(names))
+
+
+def _rule_stack(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    axis = b.axes[params[0]]
+    if axis.fixed != len(args):
+        extent = "no fixed extent" if axis.fixed is None else f"extent {axis.fixed}"
+        raise TypeFault("stack-extent", f"`stack` of {len(args)} values along `{axis.name}`, which has {extent}")
+    if axis.name in _union(args):
+        raise TypeFault("axis-twice", f"`stack` along `{axis.name}`, which an operand already has")
+    kinds = {a.kind for a in args}
+    if "bool" in kinds and len(kinds) > 1:
+        raise TypeFault("bool-arithmetic", "`stack` of truth values and numbers")
+    return Type("bool" if "bool" in kinds else _arith(b, args, ()).kind, _union(args) | {axis.name})
+
+
+def _rule_replace(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    x, v = args
+    if x.axes != v.axes:
+        raise TypeFault("replace-axes", f"`replace` of a value over {x.type} by one over {v.type}: the axes must agree")
+    return v.type
+
+
+def _rule_uniform(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    if args[0].kind != "int" or args[0].axes:
+        raise TypeFault("seed", f"the seed of `uniform` is {args[0].type}, it must be one int")
+    return Type("float", frozenset(params[0]))
+
+
+RULES: dict[str, TypeRule] = {
+    **{row.name: row.rule for row in _ROWS},
+    "const": lambda b, a, p: Type(
+        "bool" if isinstance(p[0], bool) else "int" if isinstance(p[0], int) else "float", frozenset(p[1])
+    ),
+    "read": lambda b, a, p: Type(p[1], frozenset(p[2])),
+    "attr": lambda b, a, p: Type(p[1]),
+    "size": lambda b, a, p: Type("int"),
+    "index": lambda b, a, p: Type("int", frozenset(p)),
+    "cast": lambda b, a, p: Type(p[0], a[0].axes),
+    "expand": lambda b, a, p: Type(a[0].kind, a[0].axes | frozenset(p)),
+    "sum_to": lambda b, a, p: a[0].type,
+    "reduce": _rule_reduce,
+    "dot": _rule_dot,
+    "scan": _rule_scan,
+    "at": _rule_at,
+    "add_at": _rule_add_at,
+    "stack": _rule_stack,
+    "replace": _rule_replace,
+    "stop_gradient": lambda b, a, p: a[0].type,
+    "uniform": _rule_uniform,
+}

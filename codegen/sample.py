@@ -1,0 +1,228 @@
+"""Points at which formulas are compared: extents, attrs and tensors that a variant's domain allows.
+
+Takes an `OpSpec`, a `Graph` and a random generator, returns an `Env`. Values are random and non-uniform; `lattice`
+draws from a few numbers so that ties and kinks are met; `at_kinks` moves inputs onto the roots of every comparison.
+
+    env = Sampler(op, graph, seed=0).draw("normal", scale=1.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from codegen.evaluate import Env, OutOfRange, evaluate
+from codegen.ir import Graph, Node, Tensor, walk
+from codegen.primitives import TABLE, Array
+from codegen.spec import AttrDecl, Call, Number, OpSpec, Unary
+from codegen.variants import Variant
+
+LATTICE = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
+_TRIES = 400
+
+
+class NoSample(Exception):
+    """No attrs and extents were found that satisfy `requires`, `sizes` and the variant's conditions."""
+
+
+class Sampler:
+    """Draws environments of one variant."""
+
+    def __init__(self, op: OpSpec, variant: Variant, graph: Graph, seed: int) -> None:
+        self.op, self.variant, self.graph = op, variant, graph
+        self.rng = np.random.default_rng(seed)
+        self.order = tuple(graph.axes)
+        self.domains = {d.name: (d.low, d.high) for d in op.domain}
+
+    def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:
+        """One environment. Raises `NoSample`."""
+        extents, attrs = self._host(defaults=False)
+        env = Env(self.order, extents, {}, attrs)
+        tensors = {t.name: self._tensor(t, env, mode, scale, stretch) for t in self.graph.tensors.values() if t.role != "output"}
+        return replace(env, tensors=tensors)
+
+    # -------------------------------------------------------------------------------- extents and attrs
+
+    def _host(self, defaults: bool) -> tuple[dict[str, int], dict[str, Any]]:
+        for attempt in range(_TRIES):
+            extents, attrs = self._extents(), {}
+            try:
+                for decl in self.op.attrs:
+                    if self.variant.get(f"has {decl.name}", True):
+                        attrs[decl.name] = self._attr(decl, extents, attrs, attempt)
+                if self._solve(extents, attrs):
+                    return extents, attrs
+            except (ValueError, ZeroDivisionError, OverflowError, OutOfRange):
+                continue
+        raise NoSample
+
+    def _extents(self) -> dict[str, int]:
+        many = len(self.order)
+        high = 6 if many <= 3 else 5 if many <= 5 else 4
+        return {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
+
+    def _attr(self, decl: AttrDecl, extents: dict[str, int], attrs: dict[str, Any], attempt: int) -> Any:
+        if decl.size:
+            values = tuple(extents[a] for a in decl.size)
+            return values if decl.tuple is not None else values[0]
+        if decl.axis or decl.keeps:
+            return 0
+        if decl.type in ("enum", "bool"):
+            default = getattr(decl.default, "id", None) or getattr(decl.default, "value", decl.enum[0] if decl.enum else "false")
+            value = self.variant.get(decl.name, default)
+            return value if decl.type == "enum" else value in (True, "true", "True")
+        if decl.tuple is not None:
+            items = decl.default.args if isinstance(decl.default, Call) else (decl.default,) * decl.tuple
+            return tuple(self._number(decl, _literal(item), attempt) for item in items)
+        return self._number(decl, _literal(decl.default), attempt)
+
+    def _number(self, decl: AttrDecl, default: float | None, attempt: int) -> int | float:
+        if decl.type == "int" or any(t.or_attr == decl.name for t in self.op.tensors):
+            pool = [int(default)] if default is not None and math.isfinite(default) else []
+            return int(self.rng.choice([*pool, 0, 1, 2, 3]))
+        low, high = self.domains.get(decl.name, (-math.inf, math.inf))
+        pick = self.rng.random()
+        if default is not None and (pick < 0.4 or attempt % 7 == 0):
+            return float(default)
+        if pick < 0.5 and low <= 0 <= high:
+            return 0.0
+        if math.isfinite(low) and math.isfinite(high):
+            return float(self.rng.uniform(low, high))
+        if default is not None and math.isfinite(default) and default != 0:
+            return float(default * self.rng.uniform(0.5, 1.5))
+        value = float(self.rng.normal())
+        return float(np.clip(abs(value) + low if math.isfinite(low) else value, low, high))
+
+    def _solve(self, extents: dict[str, int], attrs: dict[str, Any]) -> bool:
+        for axis, node in self.graph.sizes:
+            value = self._host_value(node, extents, attrs)
+            if value < 1:
+                return False
+            extents[axis] = int(value)
+        if not all(self._host_value(n, extents, attrs) for _, n in self.graph.requires):
+            return False
+        return all(bool(self._host_value(n, extents, attrs)) == truth for n, truth in self.graph.conditions)
+
+    def _host_value(self, node: Node, extents: dict[str, int], attrs: dict[str, Any]) -> Any:
+        env = Env(self.order, extents, {}, attrs)
+        return evaluate([node], env)[node.serial].ravel()[0]
+
+    # -------------------------------------------------------------------------------- tensors
+
+    def _tensor(self, tensor: Tensor, env: Env, mode: str, scale: float, stretch: bool) -> Array:
+        shape = env.shape(tensor.axes)
+        if tensor.broadcast and stretch:
+            shape = tuple(1 if self.rng.random() < 0.5 else n for n in shape)
+        if tensor.kind == "bool":
+            return self.rng.random(shape) < 0.5
+        if tensor.kind == "int":
+            return self._ints(tensor, env, shape)
+        if tensor.role == "cotangent":
+            return self.rng.normal(size=shape) + 0.5
+        low, high = self.domains.get(tensor.name, (-math.inf, math.inf))
+        return self.floats(shape, low, high, mode, scale, env)
+
+    def _ints(self, tensor: Tensor, env: Env, shape: tuple[int, ...]) -> Array:
+        if tensor.indexes is None:
+            if tensor.dtype == "i64" and not tensor.axes:  # a seed
+                return self.rng.integers(0, 2**62, size=shape)
+            low, high = self.domains.get(tensor.name, (-3, 3))
+            return self.rng.integers(int(max(low, -100)), int(min(high, 100)) + 1, size=shape)
+        drawn = self.rng.integers(0, env.extents[tensor.indexes], size=shape)
+        if tensor.or_attr is not None:
+            drawn = np.where(self.rng.random(shape) < 0.3, int(env.attrs[tensor.or_attr]), drawn)
+        return drawn
+
+    def floats(self, shape: tuple[int, ...], low: float, high: float, mode: str, scale: float, env: Env) -> Array:
+        """Floats of a domain; infinite ends are open."""
+        if mode == "lattice":
+            attrs = [v for v in env.attrs.values() if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+            points = [float(p) for p in (*LATTICE, *attrs, low, high) if low <= p <= high and math.isfinite(p)]
+            return self.rng.choice(points, size=shape) if points else self.floats(shape, low, high, "normal", scale, env)
+        if math.isfinite(low) and math.isfinite(high):
+            return self.rng.uniform(low, high, size=shape)
+        drawn = self.rng.normal(size=shape) * scale
+        if math.isfinite(low):
+            return low + np.abs(drawn) + 1e-3
+        return high - np.abs(drawn) - 1e-3 if math.isfinite(high) else drawn
+
+
+def _literal(expr: Any) -> float | None:
+    if isinstance(expr, Number):
+        return float(expr.value)
+    if isinstance(expr, Unary) and expr.op == "-":
+        inner = _literal(expr.operand)
+        return None if inner is None else -inner
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- kinks
+
+_PAIRS = ("lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum")
+_LOCAL = ("const", "read", "attr", "size", "index", "cast", "expand", "replace", "stop_gradient")
+
+
+def kinks(graph: Graph, roots: list[Node]) -> Iterator[Node]:
+    """Differences whose roots are kinks or jumps of the formulas: `a - b` of every comparison, x of every abs."""
+    b = graph.builder
+    seen: set[int] = set()
+    for node in list(walk(roots)):
+        pairs: list[tuple[Node, Node]] = []
+        if node.op in _PAIRS and node.args[0].kind != "bool":
+            pairs = [(node.args[0], node.args[1])]
+        elif node.op in ("abs", "sign", "relu"):
+            pairs = [(node.args[0], b.const(0))]
+        elif node.op == "clamp":
+            pairs = [(node.args[0], node.args[1]), (node.args[0], node.args[2])]
+        for left, right in pairs:
+            difference = b.op("sub", left, right)
+            if not difference.host and difference.kind == "float" and difference.serial not in seen:
+                seen.add(difference.serial)
+                yield difference
+
+
+def _local(difference: Node) -> bool:
+    """Whether the difference at a point depends on the inputs at that point alone."""
+    return all(n.op in TABLE or n.op in _LOCAL for n in walk([difference]))
+
+
+def at_kink(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
+    """Environments with an input moved onto the root of the difference, and to its two nearest neighbours."""
+    if not _local(difference):
+        return
+    inputs = {t.name: t for t in sampler.graph.tensors.values() if t.kind == "float" and t.role in ("input", "param", "buffer")}
+    for read in (n for n in walk([difference]) if n.op == "read" and n.params[0] in inputs):
+        if read.axes != difference.axes and read.axes:
+            continue
+        name = read.params[0]
+        low, high = sampler.domains.get(name, (-math.inf, math.inf))
+        found = _bisect(env, difference, name, max(low, -1e4), min(high, 1e4))
+        if found is not None:
+            for values in found:
+                yield replace(env, tensors={**env.tensors, name: values})
+
+
+def _bisect(env: Env, difference: Node, name: str, low: float, high: float) -> tuple[Array, Array] | None:
+    """Elementwise bisection to neighbouring floats; None where the difference has no change of sign."""
+    shape = env.tensors[name].shape
+
+    def at(values: Array) -> Array:
+        tensors = {**env.tensors, name: values}
+        out = evaluate([difference], replace(env, tensors=tensors))[difference.serial]
+        return out if out.shape == shape else np.max(np.broadcast_to(out, np.broadcast_shapes(out.shape, shape)).reshape(-1)).reshape([1] * len(shape))
+
+    below, above = np.full(shape, low), np.full(shape, high)
+    first, last = np.sign(at(below)), np.sign(at(above))
+    good = np.broadcast_to(first * last < 0, shape)
+    if not good.any():
+        return None
+    for _ in range(80):
+        middle = 0.5 * (below + above)
+        side = np.sign(at(middle)) == first
+        below, above = np.where(side, middle, below), np.where(side, above, middle)
+    own = env.tensors[name]
+    return np.where(good, above, own), np.where(good, below, own)
