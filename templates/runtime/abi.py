@@ -1,15 +1,16 @@
 """A kernel's parameters, once: order, names, roles and C types.
 
-One `KernelAbi` is what the kernel's `def` line says, what an `ArgVisitor` receives, and what the direct call passes; a test
-on the emitted source shows that they agree. The C layout is 8 bytes a parameter in this order, without padding:
+A `KernelAbi` is read off the kernel's `def` line; what an `ArgVisitor` receives and what the direct call passes follow it, so
+the three agree by construction. The C layout is 8 bytes a parameter in this order, without padding:
 pointers, i64 and f64 alike; constexprs are not passed, a tuple of sizes or strides passes its items one by one, an absent
 pointer is 0.
 
-    KernelAbi.parse("x_ptr x_strides y_ptr sizes n:i64 alpha:f64 COMPUTE:constexpr BLOCK:constexpr")
+    KernelAbi.of(gelu_forward).names   # ("x_ptr", "x_strides", "y_ptr", "sizes", "n", ...)
 """
 
 from __future__ import annotations
 
+import inspect
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,17 +34,17 @@ class KernelAbi:
     params: tuple[Param, ...]
 
     @staticmethod
-    def parse(text: str) -> KernelAbi:
-        """From words `name` or `name:type`; `_ptr`, `_strides` and `sizes` say their own role."""
+    def of(function: Any) -> KernelAbi:
+        """Read off a jit function's own `def` line: names say pointers, strides and sizes, annotations the rest."""
         params = []
-        for word in text.split():
-            name, _, role = word.partition(":")
+        for name, param in inspect.signature(function.fn).parameters.items():
+            annotation = str(param.annotation).rpartition(".")[2]
             if name.endswith("_ptr"):
                 params.append(Param(name, "ptr"))
             elif name.endswith(("_strides", "sizes")):
                 params.append(Param(name, "tuple", 4 if name.endswith("_strides") else 3))
             else:
-                params.append(Param(name, role or "i64"))
+                params.append(Param(name, {"constexpr": "constexpr", "float64": "f64"}.get(annotation, "i64")))
         return KernelAbi(tuple(params))
 
     @property

@@ -51,6 +51,16 @@ def kept_tile(n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def share(n_reduced, reduced_strides, span):
+    """First and last reduced index of this program. Where nothing is reduced: one step, a loop that compiles away."""
+    if reduced_strides is None:
+        return 0, 1
+    else:
+        first = tl.program_id(1) * span
+        return first, tl.minimum(first + span, n_reduced)
+
+
+@triton.jit
 def reduced_tile(start, n_reduced, WIDE: tl.constexpr, BLOCK_R: tl.constexpr):
     """The reduced indices of this step as a column [BLOCK_R, 1], and which of them exist."""
     r = start + tl.arange(0, BLOCK_R)[:, None]

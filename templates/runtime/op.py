@@ -74,8 +74,8 @@ class Kernel:
     abi: KernelAbi
 
     @staticmethod
-    def of(function: Any, abi: str) -> Kernel:
-        return Kernel(function, KernelAbi.parse(abi))
+    def of(function: Any) -> Kernel:
+        return Kernel(function, KernelAbi.of(function))
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,8 @@ class RuntimeOp:
     """Inputs, params and outputs that the backward kernels read."""
     gradients: ClassVar[tuple[str, ...]] = ()
     """Inputs and params that have a gradient, in the spec's order."""
+    enums: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Choices by attr."""
     integral: ClassVar[tuple[str, ...]] = ()
     """Float attrs that must be whole when the op computes in integers."""
 
@@ -132,15 +134,22 @@ class RuntimeOp:
     # -------------------------------------------------------------------------------- what subclasses give
 
     def scalars(self) -> dict[str, float]:
-        """Run-time numbers of the kernels, in float64, by parameter name."""
-        return {}
+        """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
+        return {n: float(v) for n, v in self.attrs.items() if isinstance(v, (int, float))}
 
     def choices(self) -> dict[str, Any]:
         """Compile-time constants of the kernels, by parameter name."""
-        return {}
+        return {n: self.attrs[n] for n in self.enums}
 
     def require(self) -> None:
         """Raises ValueError where an attr is out of range."""
+        for name, known in self.enums.items():
+            if self.attrs[name] not in known:
+                raise ValueError(f"{self.name}: `{name}` is {self.attrs[name]!r}; choices: {', '.join(known)}")
+
+    def passes(self) -> dict[str, str]:
+        """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
+        return {}
 
     def axis_position(self) -> tuple[str, int] | None:
         """The axis that an attr places, and where."""
@@ -238,7 +247,6 @@ class PointwiseOp(RuntimeOp):
 
     forward: ClassVar[Kernel]
     backward: ClassVar[Kernel | None] = None
-    backward_sum: ClassVar[Kernel | None] = None
     sliced: ClassVar[tuple[str, ...]] = ()
     """Axes of fixed extent that a kernel reads and writes part by part."""
 
@@ -467,7 +475,9 @@ class PointwiseOp(RuntimeOp):
         full = {f"d{n}_ptr": f"d{n}" for n in whole}
         if not groups:
             space = iterate(order.order, extents, list(operands.values()), reorder=False)
-            values = {**self._common(self.backward, given, operands, space, compute, written), "BLOCK": BLOCK}
+            flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
+                    "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
+            values = {**self._common(self.backward, given, operands, space, compute, written), **flat}
             launch = Launch(self.backward, (_cdiv(space.count, BLOCK), 1, 1), {**reads, **full}, values)
             return Plan(grads, launches=(launch,))
         launches: list[Launch] = []
@@ -484,12 +494,12 @@ class PointwiseOp(RuntimeOp):
         """One pass that sums the gradients `names` over the axes of `pattern`, and the second stage where it has parts."""
         from .kernels import sum_partials
 
-        assert self.backward_sum is not None
+        assert self.backward is not None
         split = split_space(space, pattern)
         block_k, block_r, parts = split.shape(multiprocessors)
         span = _cdiv(_cdiv(split.n_reduced, parts), block_r) * block_r
         parts = _cdiv(split.n_reduced, span)
-        values = {**self._common(self.backward_sum, given, operands, space, compute, written), **split.values(),
+        values = {**self._common(self.backward, given, operands, space, compute, written), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
         finish = []
         for name in names:
@@ -499,9 +509,9 @@ class PointwiseOp(RuntimeOp):
                 scratch[total] = Meta(compute, (parts, split.n_kept), (split.n_kept, 1))
                 finish.append(name)
             pointers[f"d{name}_sum_ptr"] = total
-        out = [Launch(self.backward_sum, (_cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
+        out = [Launch(self.backward, (_cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
         last_k, last_r = (128, 16) if split.n_kept >= 64 else (1, 1024)
-        second = Kernel.of(sum_partials, "part_ptr total_ptr n_parts n_kept COMPUTE:constexpr WIDE:constexpr BLOCK_K:constexpr BLOCK_R:constexpr")
+        second = Kernel.of(sum_partials)
         for name in finish:
             settings = {"n_parts": parts, "n_kept": split.n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"],
                         "BLOCK_K": last_k, "BLOCK_R": last_r}  # fmt: skip

@@ -1,0 +1,566 @@
+"""Lowering: plans become the text of kernels, statement by statement as the spec has them.
+
+Takes an `OpPlan`, returns a `Module`: parameter lists and bodies of the kernels, and what the class beside them states.
+
+    silu  ->  s = sigmoid(x)
+              y = x * s
+              tl.store(y_ptr + i, y, mask=mask)
+
+Statements that differ between variants stand under `if approximate == "tanh":` on a constexpr.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from codegen.ir import INFIX, Bound, Graph, Node, Target, number, spell, walk
+from codegen.primitives import TABLE
+from codegen.schedule import OpPlan, stripped
+from codegen.spec import OpSpec
+from codegen.variants import Atom, Variant, atoms
+from codegen.diagnostics import Report
+
+_OWN = {"i", "mask", "n", "sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
+        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part"}  # fmt: skip
+_RESERVED = _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
+
+
+def safe(name: str) -> str:
+    """A value's name in a kernel: renamed by `_` where it would hide what the kernel uses itself."""
+    return f"{name}_" if name in _RESERVED or name.endswith(("_ptr", "_strides", "_number")) else name
+
+
+# ---------------------------------------------------------------------------------------------- what is emitted
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A jit function: its parameters as printed, and its body, one statement a line, indented by its own nesting."""
+
+    name: str
+    params: tuple[str, ...]
+    body: tuple[str, ...]
+    prelude: tuple[str, ...] = ()
+    """Statements that stand before the loop of a kernel that has one."""
+
+    @property
+    def header(self) -> str:
+        """The `def` line; a long one is filled, several parameters a line, and left alone by formatters."""
+        line = f"def {self.name}({', '.join(self.params)}):"
+        if len(line) <= 120:
+            return line
+        filled = textwrap.fill(", ".join(self.params).replace(": ", ":\0") + ",", 112, break_on_hyphens=False).replace("\0", " ")
+        return f"def {self.name}(\n{textwrap.indent(filled, '    ')}\n):  # fmt: skip"
+
+
+@dataclass(frozen=True)
+class Module:
+    """Everything that a template fills in for one op."""
+
+    plan: OpPlan
+    forward: KernelText
+    backward: KernelText | None
+    scalars: tuple[tuple[str, str], ...]
+    """Host numbers: parameter name and Python expression over the attrs."""
+    choices: tuple[tuple[str, str], ...]
+    imports: tuple[str, ...]
+    """Names from the runtime's math."""
+    passes: tuple[tuple[str, str, str], ...]
+    """Gradients that are a cotangent as it is, with the choice under which."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    key: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+@dataclass
+class _Used:
+    """What the statements of one kernel need as parameters."""
+
+    scalars: dict[str, None] = field(default_factory=dict)
+    choices: dict[str, None] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------------------------------- expressions
+
+
+class _Printer:
+    """Prints the nodes of one variant as Triton."""
+
+    def __init__(self, owner: _Lowering, graph: Graph, used: _Used) -> None:
+        self.owner, self.graph, self.used = owner, graph, used
+        self.names: dict[int, str] = {}
+        for tensor in graph.tensors.values():
+            self.names[graph.builder.read(tensor).serial] = safe(tensor.name)
+
+    def text(self, node: Node) -> str:
+        return self._print(node)[0]
+
+    def _print(self, node: Node) -> tuple[str, int]:
+        if node.serial in self.names:
+            return self.names[node.serial], 12
+        if node.host and node.op != "const":
+            return self.owner.scalar(node, self.used), 12
+        if node.op == "const":
+            return self._constant(node, False), 9 if node.params[0] < 0 else 12
+        if node.op in ("replace",):
+            return self._print(node.args[1])
+        if node.op in ("stop_gradient", "expand", "sum_to"):
+            return self._print(node.args[0])
+        if node.op == "cast":
+            return self._cast(node), 12
+        if node.op in ("neg", "not"):
+            inner, level = self._print(node.args[0])
+            return ("-" if node.op == "neg" else "~") + (inner if level >= 9 else f"({inner})"), 9
+        if node.op == "pow":
+            return self._power(node)
+        if node.op in INFIX and node.op not in ("floordiv", "mod"):
+            return self._infix(node)
+        return self._function(TABLE[node.op].triton, node.args), 12
+
+    def _constant(self, node: Node, argument: bool) -> str:
+        value = node.params[0]
+        if isinstance(value, float) and not np.isfinite(value):
+            return f'float("{number(value)}")'
+        if argument and isinstance(value, float) and float(np.float32(value)) != value:
+            return f"scalar({value!r}, COMPUTE)"  # as an argument Triton would round it to float32
+        return number(value)
+
+    def _argument(self, node: Node) -> str:
+        if node.op == "const" and node.serial not in self.names:
+            return self._constant(node, True)
+        return self.text(node)
+
+    def _infix(self, node: Node) -> tuple[str, int]:
+        sign, level = INFIX[node.op]
+        words = [self._print(a) for a in node.args]
+        if node.op == "div" and all(a.kind == "int" and not a.host for a in node.args):
+            words[0] = (f"{words[0][0] if words[0][1] >= 12 else '(' + words[0][0] + ')'}.to(COMPUTE)", 12)
+        if node.op == "div" and self.owner.exact_division(node):
+            return self._function("math.divide", node.args), 12
+        left = words[0][0] if words[0][1] >= level + (level == 4) else f"({words[0][0]})"
+        right = words[1][0] if words[1][1] > level else f"({words[1][0]})"
+        return f"{left} {sign} {right}", level
+
+    def _power(self, node: Node) -> tuple[str, int]:
+        base, exponent = node.args
+        value = exponent.params[0] if exponent.op == "const" else None
+        text, level = self._print(base)
+        if value in (2, 3, 4) and level == 12 and text.isidentifier():
+            return " * ".join([text] * int(value)), 8
+        if value == 2:
+            return self._function("math.square", (base,)), 12
+        if value == 0.5:
+            return self._function("tl.sqrt", (base,)), 12
+        words = [f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self.text(a) for a in node.args]
+        return f"{self.owner.use('math.pow')}({', '.join(words)})", 12
+
+    def _function(self, spelling: str, args: Sequence[Node]) -> str:
+        return f"{self.owner.use(spelling)}({', '.join(self._argument(a) for a in args)})"
+
+    def _cast(self, node: Node) -> str:
+        inner, level = self._print(node.args[0])
+        target = {"float": "COMPUTE", "int": "tl.int32", "bool": "tl.int1"}[node.params[0]]
+        return f"{inner if level >= 12 else f'({inner})'}.to({target})"
+
+
+# ---------------------------------------------------------------------------------------------- one op
+
+
+def lower(plan: OpPlan, mode: str = "training") -> Module:
+    """The text of an op's kernels. `mode` inference leaves the backward out."""
+    return _Lowering(plan).module(mode == "training")
+
+
+class _Lowering:
+    def __init__(self, plan: OpPlan) -> None:
+        self.plan, self.op = plan, plan.op
+        self.atoms = atoms(plan.op, Report())
+        self.hosted: dict[str, str] = {}
+        self.choices: dict[str, str] = {}
+        self.imports: dict[str, None] = {}
+        self.rounded: set[int] = set()
+
+    # -------------------------------------------------------------------------------- parameters
+
+    def use(self, spelling: str) -> str:
+        """The name of a function, imported from the runtime's math where it is not `tl`'s."""
+        if spelling.startswith("math."):
+            name = spelling[5:]
+            clash = name == self.op.name
+            self.imports[f"{name} as {name}_" if clash else name] = None
+            return f"{name}_" if clash else name
+        return spelling
+
+    def exact_division(self, node: Node) -> bool:
+        return node.serial in self.rounded
+
+    def scalar(self, node: Node, used: _Used) -> str:
+        """The parameter that carries a host value, computed in float64 before the launch."""
+        text = python(node)
+        name = next((n for n, t in self.hosted.items() if t == text), None)
+        if name is None:
+            name = safe(node.params[0]) if node.op == "attr" and node.params[2] is None else f"c{len(self.hosted)}"
+            self.hosted[name] = text
+        used.scalars[name] = None
+        return name
+
+    def condition(self, atom: Atom, values: Sequence[object], used: _Used) -> str:
+        """The compile-time test that a variant's atom has one of these values."""
+        if atom.kind in ("tensor", "cotangent"):
+            return f"{atom.name}_ptr is {'not ' if True in values else ''}None"
+        name, expression = self._choice(atom)
+        self.choices[name] = expression
+        used.choices[name] = None
+        if atom.kind == "enum":
+            return " or ".join(f'{name} == "{v}"' for v in values)
+        wanted = "int" in values if atom.kind == "number" else True in values
+        return name if wanted else f"not {name}"
+
+    def _choice(self, atom: Atom) -> tuple[str, str]:
+        match atom.kind:
+            case "enum" | "flag":
+                return safe(atom.name), f'self.attrs["{atom.name}"]'
+            case "attr":
+                return f"HAS_{atom.name.upper()}", f'self.attrs["{atom.name}"] is not None'
+            case "number":
+                return "INTEGER", "self.computes_integers"
+        index = [a.key for a in self.atoms if a.kind == "condition"].index(atom.key)
+        return f"CASE_{index}", python_condition(atom.key, self.op)
+
+    # -------------------------------------------------------------------------------- merging variants
+
+    def merge(self, per_variant: dict[Variant, list[_Item]], used: _Used) -> list[str]:
+        """One body: statements that are the same in all variants plain, others under the choice that tells them apart."""
+        keys: list[tuple[str, ...]] = []
+        for items in per_variant.values():
+            place = 0
+            for item in items:
+                if item.key in keys:
+                    place = keys.index(item.key) + 1
+                else:
+                    keys.insert(place, item.key)
+                    place += 1
+        texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
+        universe = list(per_variant)
+        blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
+        for key in keys:
+            parts = self._partition(universe, key, texts)
+            if blocks and blocks[-1][0] == parts:
+                blocks[-1][1].append(key)
+            else:
+                blocks.append((parts, [key]))
+        out: list[str] = []
+        for parts, members in blocks:
+            out += self._block(universe, parts, members, texts, used)
+        return out
+
+    @staticmethod
+    def _partition(universe: list[Variant], key: tuple[str, ...], texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]]) -> list[list[Variant]]:
+        groups: dict[tuple[str, ...] | None, list[Variant]] = {}
+        for variant in universe:
+            groups.setdefault(texts[variant].get(key), []).append(variant)
+        return list(groups.values())
+
+    def _block(self, universe: list[Variant], parts: list[list[Variant]], members: list[tuple[str, ...]],
+               texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], used: _Used) -> list[str]:  # fmt: skip
+        bodies = [[line for key in members for line in texts[part[0]].get(key, ())] for part in parts]
+        if len(parts) == 1:
+            return bodies[0]
+        filled = sorted((p, b) for p, b in enumerate(bodies) if b)
+        filled.sort(key=lambda pb: -len(pb[1]))
+        out: list[str] = []
+        left = list(universe)
+        for place, (p, body) in enumerate(filled):
+            word = "if" if place == 0 else "elif"
+            if place == len(filled) - 1 and place > 0 and set(left) == set(parts[p]):
+                out.append("else:")
+            else:
+                out.append(f"{word} {self._tests(left, parts[p], used)}:")
+            out += [f"    {line}" for line in body]
+            left = [v for v in left if v not in parts[p]]
+        return out
+
+    def _tests(self, universe: list[Variant], part: list[Variant], used: _Used) -> str:
+        """The shortest test over atoms that holds in `part` alone, of the variants still possible."""
+        asked = [a for a in self.atoms if len({v[a.key] for v in universe}) > 1]
+        for count in range(1, len(asked) + 1):
+            for chosen in itertools.combinations(asked, count):
+                wanted = [[x for x in a.values if any(v[a.key] == x for v in part)] for a in chosen]
+                if [v for v in universe if all(v[a.key] in w for a, w in zip(chosen, wanted))] == part:
+                    tests = [self.condition(a, w, used) for a, w in zip(chosen, wanted) if len(w) < len(a.values)]
+                    return " and ".join(f"({t})" if " or " in t and len(tests) > 1 else t for t in tests)
+        words = [" and ".join(self.condition(a, [v[a.key]], used) for a in asked) for v in part]
+        return " or ".join(f"({w})" for w in words)
+
+    # -------------------------------------------------------------------------------- statements
+
+    def statements(self, graph: Graph, printer: _Printer, bindings: Iterable[Bound], roots: list[Node]) -> list[_Item]:
+        """The bindings that the roots need, as the spec has them; their names are known to the printer from then on."""
+        live = {n.serial for n in walk(roots)}
+        out = []
+        for bound in bindings:
+            node = bound.node
+            if node.serial not in live or node.serial in printer.names or node.op in ("const", "stack"):
+                continue
+            if node.host:
+                continue
+            text = printer.text(node)
+            printer.names[node.serial] = safe(bound.name)
+            comment = f"  # {bound.comment}" if bound.comment else ""
+            above = tuple(f"# {c}" for c in bound.above)
+            out.append(_Item(("let", bound.name), (*above, f"{safe(bound.name)} = {text}{comment}")))
+        return out
+
+    def loads(self, graph: Graph, printer: _Printer, roots: list[Node], names: Sequence[str],
+              bindings: Iterable[Bound]) -> list[_Item]:  # fmt: skip
+        """Loads of the tensors that the roots read; a part read by `at` takes the name that the spec gives it."""
+        reached = list(walk(roots))
+        bound = {b.node.serial: b.name for b in reversed(list(bindings))}
+        out = []
+        for name in names:
+            tensor = graph.tensors.get(name)
+            if tensor is None:
+                continue
+            parts = [n for n in reached if n.op == "at" and n.args[0].op == "read" and n.args[0].params[0] == name]
+            if parts:
+                out.append(_Item(("load", name), (f"{safe(name)}_at = {name}_ptr + offset(i, sizes, {name}_strides)",)))
+                for node in parts:
+                    where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
+                    own = safe(bound.get(node.serial, f"{name}_{'_'.join(str(i.params[0]) for i in node.args[1:])}"))
+                    printer.names[node.serial] = own
+                    out.append(_Item(("part", own), (f"{own} = {_loaded(f'{safe(name)}_at{where}', tensor.kind, tensor.dtype)}",)))
+            elif any(n.op == "read" and n.params[0] == name for n in reached):
+                out.append(_Item(("load", name), self._load(name, tensor.kind, tensor.dtype, tensor.scalar)))
+        return out
+
+    def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
+        load = f"{safe(name)} = {_loaded(f'{name}_ptr + offset(i, sizes, {name}_strides)', kind, dtype)}"
+        if not scalar:
+            return (load,)
+        return (f"if {name}_ptr is None:", f"    {safe(name)} = scalar({name}_number, COMPUTE)", "else:", f"    {load}")
+
+    # -------------------------------------------------------------------------------- kernels
+
+    def module(self, training: bool) -> Module:
+        self._find_rounded()
+        forward = self._forward()
+        backward = self._backward() if training and self.plan.gradients else None
+        used = {p.partition(": ")[0] for k in (forward, backward) if k is not None for p in k.params}
+        return Module(
+            self.plan, forward, backward, tuple((n, t) for n, t in self.hosted.items() if n in used),
+            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(sorted(self.imports)), tuple(self.passes()),
+        )  # fmt: skip
+
+    def _find_rounded(self) -> None:
+        """Quotients that are floored, rounded or compared must be IEEE's."""
+        for _, graph in self.plan.graphs:
+            for node in walk(graph.roots()):
+                if node.op in ("floor", "ceil", "round", "trunc", "lt", "le", "gt", "ge", "eq", "ne"):
+                    self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
+
+    def _forward(self) -> KernelText:
+        used = _Used()
+        bodies = {}
+        for variant, graph in self.plan.graphs:
+            printer = _Printer(self, graph, used)
+            roots = [p for t in graph.outputs for p in _parts(t.node)]
+            items = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
+            items += self.statements(graph, printer, graph.bindings, roots)
+            for target in graph.outputs:
+                items.append(_Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
+            bodies[variant] = items
+        body = self.merge(bodies, used)
+        params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], {})
+        return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
+
+    def _stores(self, graph: Graph, printer: _Printer, name: str, node: Node | None) -> list[str]:
+        assert node is not None
+        parts = _parts(node)
+        if len(parts) == 1 and node.op != "stack":
+            return [f"tl.store({name}_ptr + i, {printer.text(node)}, mask=mask)"]
+        axis = node.params[0]
+        at = f"{safe(name)}_at"
+        lines = [f"{at} = {name}_ptr + offset(i, sizes, {name}_strides)"]
+        return lines + [f"tl.store({at}{_step(name, axis, k)}, {printer.text(p)}, mask=mask)" for k, p in enumerate(parts)]
+
+    def _backward(self) -> KernelText:
+        used = _Used()
+        bodies = {}
+        for variant, graph in self.plan.floats:
+            printer = _Printer(self, graph, used)
+            targets = [t for t in graph.gradients if t.node is not None]
+            roots = [p for t in targets for p in _parts(stripped(t, graph))]
+            bindings = (*graph.bindings, *graph.let)
+            items = self.loads(graph, printer, roots, self.plan.backward_reads, bindings)
+            items += self.statements(graph, printer, bindings, roots)
+            for target in targets:
+                items += self._gradient(graph, printer, target)
+            bodies[variant] = items
+        body = self.merge(bodies, used)
+        stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
+        reads = self._read_params(self.plan.backward_reads)
+        if not self.plan.summed:
+            params = reads + self._write_params([f"d{n}" for n in self.plan.gradients], stacked)
+            return self._kernel("backward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
+        pointers = [p for n in self.plan.gradients for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else [f"d{n}_ptr"])]
+        extents = ["kept_sizes", "kept_strides", "reduced_sizes", "reduced_strides", "n_kept: tl.int64", "n_reduced: tl.int64", "span: tl.int64"]
+        return self._kernel("backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"])
+
+    def _gradient(self, graph: Graph, printer: _Printer, target: Target) -> list[_Item]:
+        """The gradient's statement and its store, or its share of a sum."""
+        name, node = target.name, stripped(target, graph)
+        grad = f"d{safe(name)}"
+        if node.op == "stack" or len(self.plan.gradients) == 1 and not self.plan.summed:
+            lines = self._stores(graph, printer, f"d{name}", node)
+            if len(self.plan.gradients) > 1:
+                lines = [f"if d{name}_ptr is not None:", *(f"    {line}" for line in lines)]
+            return [_Item(("store", name), tuple(lines))]
+        out = []
+        text = printer.text(node)
+        if node.op != "const" and (node.serial not in printer.names or self._differs(name)):
+            out.append(_Item(("grad", name), (f"{grad} = {text}",)))
+            text = grad
+        stores = [f"if d{name}_ptr is not None:", f"    tl.store(d{name}_ptr + i, {text}, mask=mask)"]
+        if name in self.plan.summed:
+            stores += [f"if d{name}_sum_ptr is not None:", f"    d{name}_sum += tl.where(mask, {text}, 0.0)"]
+        return [*out, _Item(("store", name), tuple(stores))]
+
+    def _differs(self, name: str) -> bool:
+        """Whether the gradient's formula is another in another variant: then it gets a name of its own in all."""
+        texts = {spell(stripped(t, g)) for _, g in self.plan.floats for t in g.gradients if t.name == name and t.node is not None}
+        return len(texts) > 1
+
+    def passes(self) -> list[tuple[str, str, str]]:
+        """Gradients that are a cotangent as it is: name, cotangent, and the choice under which (Python, or nothing)."""
+        out = []
+        for name in self.plan.gradients:
+            found = {v: self._passed(g, name) for v, g in self.plan.floats}
+            cotangents = {c for c in found.values() if c}
+            if len(cotangents) != 1:
+                continue
+            holding = {v for v, c in found.items() if c}
+            if len(holding) == len(found):
+                out.append((name, cotangents.pop(), ""))
+                continue
+            for atom in self.atoms:
+                for value in atom.values if atom.kind in ("enum", "flag", "condition") else ():
+                    if {v for v in found if v[atom.key] == value} == holding:
+                        test = self._choice(atom)[1]
+                        test = f'{test} == "{value}"' if atom.kind == "enum" else test if value else f"not ({test})"
+                        out.append((name, next(iter(cotangents)), test))
+        return out
+
+    @staticmethod
+    def _passed(graph: Graph, name: str) -> str:
+        node = next((stripped(t, graph) for t in graph.gradients if t.name == name and t.node is not None), None)
+        if node is not None and node.op == "read" and graph.tensors[node.params[0]].role == "cotangent":
+            return str(node.params[0])
+        return ""
+
+    def _is_stacked(self, name: str) -> bool:
+        return any(t.name == name and t.node is not None and t.node.op == "stack" for _, g in self.plan.floats for t in g.gradients)
+
+    # -------------------------------------------------------------------------------- parameter lists
+
+    def _read_params(self, names: Sequence[str]) -> list[str]:
+        out = []
+        for name in names:
+            out += [f"{name}_ptr", f"{name}_strides"]
+            tensor = next((t for t in self.op.arguments if t.name == name), None)
+            if tensor is not None and tensor.scalar:
+                out.append(f"{name}_number: tl.float64")
+            out += [f"{name}_stride_{axis}: tl.int64" for axis in self._sliced_axes(name)]
+        return out
+
+    def _write_params(self, names: Sequence[str], stacked: object) -> list[str]:
+        out = []
+        for name in names:
+            out.append(f"{name}_ptr")
+            axes = self._sliced_axes(name[1:] if stacked and name in stacked else name)  # type: ignore[operator]
+            if axes:
+                out += [f"{name}_strides", *(f"{name}_stride_{axis}: tl.int64" for axis in axes)]
+        return out
+
+    def _sliced_axes(self, name: str) -> list[str]:
+        for _, graph in self.plan.graphs:
+            if name in graph.tensors:
+                return [a for a in graph.tensors[name].axes if a in self.plan.sliced]
+        return []
+
+    def _kernel(self, suffix: str, params: list[str], extents: list[str], used: _Used, body: Sequence[str], blocks: list[str]) -> KernelText:
+        prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
+        every = [
+            *params, "sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
+            "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", *blocks,
+        ]  # fmt: skip
+        if "BLOCK: tl.constexpr" in blocks:
+            return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))
+        return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude))
+
+
+def _parts(node: Node | None) -> list[Node]:
+    if node is None:
+        return []
+    return list(node.args) if node.op == "stack" else [node]
+
+
+def _step(name: str, axis: str, k: int) -> str:
+    return "" if k == 0 else f" + {name}_stride_{axis}" if k == 1 else f" + {k} * {name}_stride_{axis}"
+
+
+def _loaded(address: str, kind: str, dtype: str) -> str:
+    load = f"tl.load({address}, mask=mask)"
+    if kind == "bool":
+        return f"{load}.to(tl.int1)"
+    return load if kind == "int" and dtype != "number" else f"{load}.to(COMPUTE)"
+
+
+# ---------------------------------------------------------------------------------------------- host expressions
+
+_PYTHON: dict[str, str] = {"exp": "math.exp", "log": "math.log", "sqrt": "math.sqrt", "floor": "math.floor", "ceil": "math.ceil", "tanh": "math.tanh",
+                           "sin": "math.sin", "cos": "math.cos", "erf": "math.erf", "erfc": "math.erfc", "abs": "abs", "maximum": "max",
+                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1"}  # fmt: skip
+
+
+def python(node: Node) -> str:
+    """A host value as Python over `self.attrs`."""
+    words = [python(a) for a in node.args]
+    if node.op == "const":
+        value = node.params[0]
+        return number(value) if not isinstance(value, float) or np.isfinite(value) else f'float("{number(value)}")'
+    if node.op == "attr":
+        item = "" if node.params[2] is None else f"[{node.params[2]}]"
+        return f'self.attrs["{node.params[0]}"]{item}'
+    if node.op in INFIX:
+        return f"({words[0]} {INFIX[node.op][0]} {words[1]})"
+    if node.op == "pow":
+        return f"({words[0]} ** {words[1]})"
+    if node.op in ("neg", "not"):
+        return f"({'-' if node.op == 'neg' else 'not '}{words[0]})"
+    if node.op == "where":
+        return f"({words[1]} if {words[0]} else {words[2]})"
+    if node.op == "cast":
+        return f"{node.params[0]}({words[0]})"
+    if node.op == "rsqrt":
+        return f"(1 / math.sqrt({words[0]}))"
+    return f"{_PYTHON[node.op]}({', '.join(words)})"
+
+
+def python_condition(text: str, op: OpSpec) -> str:
+    """A condition over attrs as Python over `self.attrs`."""
+    import re
+
+    names = {a.name for a in op.attrs}
+    return re.sub(r"[A-Za-z_]\w*", lambda m: f'self.attrs["{m[0]}"]' if m[0] in names else m[0], text)
+
+
+__all__ = ["KernelText", "Module", "lower", "python", "safe"]

@@ -1,0 +1,169 @@
+"""Schedules: which kernels an op becomes, and why.
+
+Takes a `Verdict` (typed, differentiated, verified), returns an `OpPlan`, or a diagnostic that says what no schedule can do
+yet. The choice is a total function of the graph, with a printed reason. `explain` prints this very plan.
+
+    gelu  ->  pointwise: every value has the axes of the output
+              gelu_forward(x) -> y;  gelu_backward(x, dy) -> dx
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from codegen.diagnostics import Report
+from codegen.ir import Graph, Node, Target, Tensor, walk
+from codegen.primitives import TABLE
+from codegen.spec import OpSpec
+from codegen.variants import Variant
+from codegen.verify import Verdict
+
+_FREE = ("const", "read", "attr", "size", "cast", "expand", "replace", "stop_gradient", "stack", "at")
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """How an op is emitted: tensors by their part in each kernel, in the spec's order."""
+
+    op: OpSpec
+    graphs: tuple[tuple[Variant, Graph], ...]
+    reason: str
+    sliced: tuple[str, ...]
+    """Axes of fixed extent, read and written part by part."""
+    forward_reads: tuple[str, ...]
+    backward_reads: tuple[str, ...]
+    """Inputs and params, residual outputs, cotangents, in this order."""
+    gradients: tuple[str, ...]
+    """Inputs and params whose gradient a kernel writes."""
+    summed: tuple[str, ...]
+    """Those that can be broadcast, or lack axes: their gradient may be a sum."""
+    residuals: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    @property
+    def floats(self) -> tuple[tuple[Variant, Graph], ...]:
+        """The variants that have gradients."""
+        return tuple((v, g) for v, g in self.graphs if g.gradients)
+
+
+class _NoSchedule(Exception):
+    pass
+
+
+def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
+    """Chooses the schedule of a verified op. None where the op is only verified (`schedule: none`) or none fits."""
+    op = verdict.op
+    if op.schedule == "none":
+        return None
+    try:
+        return _pointwise(verdict)
+    except _NoSchedule as fault:
+        report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
+                     "`schedule: none` verifies an op without emitting it")  # fmt: skip
+        return None
+
+
+def _pointwise(verdict: Verdict) -> OpPlan:
+    op = verdict.op
+    if op.buffers or op.state or op.update is not None:
+        raise _NoSchedule("it updates buffers or state")
+    if not op.outputs:
+        raise _NoSchedule("it has no outputs")
+    sliced = _sliced(g for _, g in verdict.graphs)
+    forward, backward = set[str](), set[str]()
+    for _, graph in verdict.graphs:
+        _check_graph(op, graph, sliced)
+        forward |= _reads(t.node for t in graph.outputs)
+        backward |= _reads(stripped(t, graph) for t in graph.gradients if t.node is not None)
+    entries = {e.name: e.kind for e in op.backward.entries} if op.backward is not None and op.backward.differentiable else {}
+    gradients = tuple(t.name for t in op.inputs + op.params if entries.get(t.name, "not_differentiable") != "not_differentiable")
+    names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
+    reads = tuple(n for n in names if n in backward)
+    graph = verdict.graphs[0][1]
+    return OpPlan(
+        op, verdict.graphs, "every value has the axes of an output: one element at a time, 1-D over memory", sliced,
+        tuple(n for n in names if n in forward), reads, gradients,
+        tuple(n for n in gradients if _may_sum(op, graph, n, sliced)),
+        tuple(n for n in reads if not (n.startswith("d") and any(n == f"d{o.name}" for o in op.outputs))),
+    )  # fmt: skip
+
+
+def _reads(nodes: Iterable[Node | None]) -> set[str]:
+    return {n.params[0] for n in walk([r for r in nodes if r is not None]) if n.op == "read"}
+
+
+def _sliced(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for graph in graphs:
+        for node in walk(graph.roots()):
+            if node.op == "at":
+                found |= dict.fromkeys(node.params[0])
+            elif node.op == "stack":
+                found |= dict.fromkeys(node.params)
+    return tuple(found)
+
+
+def stripped(target: Target, graph: Graph) -> Node:
+    """The gradient before it is summed over the axes that its tensor lacks: the kernels sum the rest."""
+    node = target.node
+    assert node is not None
+    if node.op == "sum_to":
+        node = node.args[0]
+    if node.op == "reduce" and node.params[0] == "sum":
+        node = node.args[0]
+    return node
+
+
+def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...]) -> None:
+    roots = [t.node for t in graph.outputs if t.node is not None]
+    roots += [stripped(t, graph) for t in graph.gradients if t.node is not None]
+    for node in walk(roots):
+        if node.op not in TABLE and node.op not in _FREE and node.op != "sum_to":
+            raise _NoSchedule(f"`{node.params[0] if node.op in ('reduce', 'scan') else node.op}` is no elementwise operation")
+        if node.op == "at" and not (node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:]) and not node.params[1]):
+            raise _NoSchedule("`at` with an index that is not a constant")
+        if node.op == "stack" and node not in roots:
+            raise _NoSchedule("`stack` inside a formula")
+        if node.op == "size":
+            raise _NoSchedule("`size` inside a formula")
+        if node.op == "read" and set(node.params[2]) & set(sliced) and not _only_sliced(node, roots, sliced):
+            raise _NoSchedule(f"`{node.params[0]}` is read both part by part and whole")
+    _check_axes(graph, sliced)
+
+
+def _only_sliced(read: Node, roots: list[Node], sliced: tuple[str, ...]) -> bool:
+    return all(n.op == "at" or read not in n.args for n in walk(roots)) and read not in roots
+
+
+def _check_axes(graph: Graph, sliced: tuple[str, ...]) -> None:
+    """Everything runs over the axes of the first output."""
+    first = frozenset(graph.tensors[graph.outputs[0].name].axes) - frozenset(sliced)
+    for tensor in graph.tensors.values():
+        extra = frozenset(tensor.axes) - first - frozenset(sliced)
+        if extra:
+            raise _NoSchedule(f"`{tensor.name}` has the axes {', '.join(sorted(extra))}, which the output lacks")
+        if tensor.role == "output" and frozenset(tensor.axes) - frozenset(sliced) != first:
+            raise _NoSchedule("its outputs differ in axes")
+
+
+def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bool:
+    tensor: Tensor | None = graph.tensors.get(name)
+    if tensor is None or frozenset(tensor.axes) & frozenset(sliced):
+        return False
+    whole = frozenset(graph.tensors[graph.outputs[0].name].axes)
+    return (tensor.broadcast and len(op.arguments) > 1) or frozenset(tensor.axes) != whole - frozenset(sliced)
+
+
+def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
+    """Bytes that forward and backward move an element of the output, every tensor being full."""
+    forward = len(plan.forward_reads) + len(plan.op.outputs)
+    return forward * item, (len(plan.backward_reads) + len(plan.gradients)) * item
+
+
+def flops(nodes: Iterable[Node]) -> int:
+    """Elementwise operations an element."""
+    return sum(n.op in TABLE and not n.host for n in walk(list(nodes)))
