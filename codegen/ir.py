@@ -333,23 +333,27 @@ def _call(node: Node, words: list[str]) -> str:
     return f"{name}({', '.join(words)})"
 
 
-def pretty(bindings: Iterable[Bound], targets: Iterable[Target]) -> str:
-    """A printable graph: one typed line a statement."""
+def pretty(bindings: Iterable[Bound], targets: Iterable[Target], before: Iterable[Bound] = ()) -> str:
+    """A printable graph: one typed line a statement that a target needs. `before` are statements with names known already."""
+    targets = list(targets)
+    live = {n.serial for n in walk([t.node for t in targets if t.node is not None])}
     names: dict[int, str] = {}
-    lines = []
-    for bound in bindings:
-        lines.append((bound.name, spell(bound.node, names), str(bound.node.type)))
+    for bound in before:
         if bound.node.op not in ("const", "read", "attr"):
             names.setdefault(bound.node.serial, bound.name)
+    rows = []
+    for bound in bindings:
+        if bound.node.serial in live and bound.node.serial not in names:
+            rows.append((bound.name, spell(bound.node, names), str(bound.node.type)))
+            if bound.node.op not in ("const", "read", "attr"):
+                names[bound.node.serial] = bound.name
     for target in targets:
         if target.node is None:
-            lines.append((target.name, target.kind, ""))
-        else:
-            own = names.get(target.node.serial)
-            text = spell(target.node, {k: v for k, v in names.items() if v != target.name} if own == target.name else names)
-            lines.append((target.name, text, str(target.node.type)))
-    width = max((len(n) + len(t) for n, t, _ in lines), default=0)
-    return "\n".join(f"{n} = {t}{' ' * (width - len(n) - len(t))}   {ty}".rstrip() for n, t, ty in lines)
+            rows.append((target.name, target.kind, ""))
+        elif names.get(target.node.serial) != target.name:
+            rows.append((target.name, spell(target.node, names), str(target.node.type)))
+    width = min(88, max((len(n) + len(t) for n, t, _ in rows), default=0))
+    return "\n".join(f"{n} = {t}{' ' * (width - len(n) - len(t))}   {ty}".rstrip() for n, t, ty in rows)
 
 
 __all__ = ["PACK", "Axis", "Bound", "Builder", "Graph", "Node", "Target", "Tensor", "Type", "TypeFault"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -233,8 +234,7 @@ class _Lowering:
                 return f"HAS_{atom.name.upper()}", f'self.attrs["{atom.name}"] is not None'
             case "number":
                 return "INTEGER", "self.computes_integers"
-        index = [a.key for a in self.atoms if a.kind == "condition"].index(atom.key)
-        return f"CASE_{index}", python_condition(atom.key, self.op)
+        return condition_name(atom.key), python_condition(atom.key, self.op)
 
     # -------------------------------------------------------------------------------- merging variants
 
@@ -555,10 +555,19 @@ def python(node: Node) -> str:
     return f"{_PYTHON[node.op]}({', '.join(words)})"
 
 
+_WORDS = {"==": "IS", "!=": "IS_NOT", "<=": "AT_MOST", ">=": "AT_LEAST", "<": "BELOW", ">": "ABOVE", "+": "PLUS", "-": "MINUS",
+          "*": "TIMES", "/": "OVER", ".": "_"}  # fmt: skip
+
+
+def condition_name(text: str) -> str:
+    """A constexpr's name for a condition: `alpha == 1` is ALPHA_IS_1."""
+    for sign, word in _WORDS.items():
+        text = text.replace(sign, f" {word} " if sign != "." else word)
+    return re.sub(r"\W+", "_", text).strip("_").upper()
+
+
 def python_condition(text: str, op: OpSpec) -> str:
     """A condition over attrs as Python over `self.attrs`."""
-    import re
-
     names = {a.name for a in op.attrs}
     return re.sub(r"[A-Za-z_]\w*", lambda m: f'self.attrs["{m[0]}"]' if m[0] in names else m[0], text)
 

@@ -39,17 +39,21 @@ class Sampler:
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
 
     def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:
-        """One environment. Raises `NoSample`."""
-        extents, attrs = self._host(defaults=False)
+        """One environment. `crowd` is the lattice over many elements, where the op has few axes: rare ties meet.
+
+        Raises:
+            NoSample: where no attrs and extents are allowed.
+        """
+        extents, attrs = self._host(crowded=mode == "crowd")
         env = Env(self.order, extents, {}, attrs)
         tensors = {t.name: self._tensor(t, env, mode, scale, stretch) for t in self.graph.tensors.values() if t.role != "output"}
         return replace(env, tensors=tensors)
 
     # -------------------------------------------------------------------------------- extents and attrs
 
-    def _host(self, defaults: bool) -> tuple[dict[str, int], dict[str, Any]]:
+    def _host(self, crowded: bool) -> tuple[dict[str, int], dict[str, Any]]:
         for attempt in range(_TRIES):
-            extents, attrs = self._extents(), {}
+            extents, attrs = self._extents(crowded), {}
             try:
                 for decl in self.op.attrs:
                     if self.variant.get(f"has {decl.name}", True):
@@ -60,9 +64,12 @@ class Sampler:
                 continue
         raise NoSample
 
-    def _extents(self) -> dict[str, int]:
+    def _extents(self, crowded: bool) -> dict[str, int]:
         many = len(self.order)
         high = 6 if many <= 3 else 5 if many <= 5 else 4
+        if crowded and many <= 2:
+            low = 300 if many == 1 else 18
+            return {a: axis.fixed or int(self.rng.integers(low, low + 9)) for a, axis in self.graph.axes.items()}
         return {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
 
     def _attr(self, decl: AttrDecl, extents: dict[str, int], attrs: dict[str, Any], attempt: int) -> Any:
@@ -86,9 +93,9 @@ class Sampler:
             return int(self.rng.choice([*pool, 0, 1, 2, 3]))
         low, high = self.domains.get(decl.name, (-math.inf, math.inf))
         pick = self.rng.random()
-        if default is not None and (pick < 0.4 or attempt % 7 == 0):
+        if default is not None and pick < 0.3:
             return float(default)
-        if pick < 0.5 and low <= 0 <= high:
+        if pick < 0.4 and low <= 0 <= high:
             return 0.0
         if math.isfinite(low) and math.isfinite(high):
             return float(self.rng.uniform(low, high))
@@ -139,7 +146,7 @@ class Sampler:
 
     def floats(self, shape: tuple[int, ...], low: float, high: float, mode: str, scale: float, env: Env) -> Array:
         """Floats of a domain; infinite ends are open."""
-        if mode == "lattice":
+        if mode in ("lattice", "crowd"):
             attrs = [v for v in env.attrs.values() if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
             points = [float(p) for p in (*LATTICE, *attrs, low, high) if low <= p <= high and math.isfinite(p)]
             return self.rng.choice(points, size=shape) if points else self.floats(shape, low, high, "normal", scale, env)

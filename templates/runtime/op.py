@@ -135,7 +135,7 @@ class RuntimeOp:
 
     def scalars(self) -> dict[str, float]:
         """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
-        return {n: float(v) for n, v in self.attrs.items() if isinstance(v, (int, float))}
+        return {n: float(v or 0) for n, v in self.attrs.items() if v is None or isinstance(v, (int, float))}
 
     def choices(self) -> dict[str, Any]:
         """Compile-time constants of the kernels, by parameter name."""

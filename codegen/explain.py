@@ -1,0 +1,133 @@
+"""`explain`: all that is known of an op, as text.
+
+Takes an `OpSpec`, returns its variants, graphs, gradients, verdict, residuals and plan. The plan printed is the very one
+that is emitted.
+"""
+
+from __future__ import annotations
+
+from codegen import autodiff
+from codegen.diagnostics import Report
+from codegen.ir import Graph, Node, Target, pretty, spell
+from codegen.lower import lower
+from codegen.residuals import residuals
+from codegen.rewrite import tidy
+from codegen.schedule import OpPlan, bytes_per_element, flops, schedule
+from codegen.spec import OpSpec
+from codegen.verify import Verdict, verify_op
+
+_ITEMS = (("bf16", 2), ("f32", 4))
+
+
+def facts(op: OpSpec, report: Report) -> dict[str, object]:
+    """What the manifest records of an op: its schedule and the names of its residuals."""
+    return facts_of(verify_op(op, report), report)
+
+
+def facts_of(verdict: Verdict, report: Report) -> dict[str, object]:
+    plan = schedule(verdict, report) if verdict.ok else None
+    return {"schedule": "pointwise" if plan is not None else "none", "residuals": residual_names(verdict)}
+
+
+def residual_names(verdict: Verdict) -> list[str]:
+    """The residuals of all variants, each once."""
+    return list(dict.fromkeys(r.name for _, graph in verdict.graphs for r in residuals(verdict.op, graph)))
+
+
+def explain(op: OpSpec, report: Report) -> str:
+    """The whole account of an op; empty where it has faults."""
+    verdict = verify_op(op, report)
+    if not verdict.ok:
+        return ""
+    parts = [_head(op), _variants(verdict)]
+    variant, graph = verdict.graphs[0]
+    parts.append(_section(f"Forward ({variant})" if variant.values else "Forward", pretty(graph.bindings, graph.outputs)))
+    if graph.updates:
+        parts.append(_section("Update", pretty(graph.update_let, graph.updates, graph.bindings)))
+    if graph.gradients:
+        parts.append(_section("Declared gradient", pretty(graph.let, graph.gradients, graph.bindings)))
+        parts.append(_section("Derived gradient", _derived(graph)))
+    parts += [_verdict(verdict), _residuals(verdict), _plan(verdict, report)]
+    return "\n\n".join(p for p in parts if p)
+
+
+def _section(title: str, text: str) -> str:
+    return f"{title}\n" + "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def _head(op: OpSpec) -> str:
+    return f"{op.name}  ({op.file}:{op.span.line})" + (f"\n  {op.doc}" if op.doc else "")
+
+
+def _variants(verdict: Verdict) -> str:
+    if len(verdict.graphs) == 1:
+        return ""
+    checked = {c.variant for c in verdict.checked}
+    lines = [f"{v}{'' if v in checked else '   (typed; covered pairwise)'}" for v, _ in verdict.graphs]
+    return _section(f"Variants: {len(verdict.graphs)}, of which {len(checked)} verified", "\n".join(lines))
+
+
+def _derived(graph: Graph) -> str:
+    """The derived gradients with the forward's and the author's names where they occur."""
+    found = {n: node for n, node in autodiff.derive(graph).items() if node is not None}
+    b = graph.builder
+    new = tidy(b, found.values())
+    names = {bound.node.serial: bound.name for bound in reversed((*graph.bindings, *graph.let)) if bound.node.op not in ("const", "read")}
+    return "\n".join(f"{n} = {spell(new[node.serial], names)}" for n, node in found.items()) or "none"
+
+
+def _verdict(verdict: Verdict) -> str:
+    if not any(c.derived for c in verdict.checked):
+        return _section("Verdict", "typed; not differentiable")
+    lines = []
+    for one in verdict.checked:
+        if one.derived:
+            label = f"{one.variant}: " if one.variant.values else ""
+            lines.append(f"{label}{one.points} elements against the derived form, largest relative difference {one.worst:.1e}; "
+                         f"{one.numeric} against {one.method}")  # fmt: skip
+    return _section("Verdict: declared and derived gradient agree", "\n".join([*lines, *verdict.notes]))
+
+
+def _residuals(verdict: Verdict) -> str:
+    rows: dict[str, str] = {}
+    for _, graph in verdict.graphs:
+        for r in residuals(verdict.op, graph):
+            sizes = ", ".join(f"{r.bytes_per_element(item)} B in {dtype}" for dtype, item in _ITEMS)
+            rows.setdefault(r.name, f"{r.name}  [{', '.join(r.axes)}]  {r.why}; an element: {sizes}")
+    if not any(g.gradients for _, g in verdict.graphs):
+        return ""
+    return _section("Residuals", "\n".join(rows.values()) or "none")
+
+
+def _nodes(targets: tuple[Target, ...]) -> list[Node]:
+    return [t.node for t in targets if t.node is not None]
+
+
+def _plan(verdict: Verdict, report: Report) -> str:
+    if verdict.op.schedule == "none":
+        return _section("Plan", "none: verified only (`schedule: none`)")
+    plan = schedule(verdict, report)
+    return "" if plan is None else _section("Plan: pointwise", plan_text(plan))
+
+
+def plan_text(plan: OpPlan) -> str:
+    """Reason, launches, allocations, traffic and arithmetic."""
+    module = lower(plan)
+    graph = plan.graphs[0][1]
+    lines = [f"why: {plan.reason}"]
+    writes = ", ".join(o.name for o in plan.op.outputs)
+    lines.append(f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}")
+    if module.backward is not None:
+        grads = ", ".join(f"d{n}" for n in plan.gradients)
+        lines.append(f"backward: 1 launch, {module.backward.name}: reads {', '.join(plan.backward_reads) or 'nothing'}; allocates and writes {grads}, "
+                     "each only if it is needed")  # fmt: skip
+        for name, cotangent, test in module.passes:
+            lines.append(f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it")
+        if plan.summed:
+            lines.append(f"  where {', '.join(plan.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
+                         "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
+    for dtype, item in _ITEMS:
+        forward, backward = bytes_per_element(plan, item)
+        lines.append(f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else ""))
+    lines.append(f"operations an element: {flops(_nodes(graph.outputs))} forward" + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else ""))
+    return "\n".join(lines)

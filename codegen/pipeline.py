@@ -1,0 +1,203 @@
+"""The whole way: from a project's specs to its tree.
+
+Takes a `Project` and names of ops, calls one stage after the other, returns what was found or written. Every stage
+reports into one `Report`; while it holds an error, nothing is written.
+
+    generate(project, (), report)  ->  Written(changed=("generated/ops/twice.py",), ...)
+
+The stages are imported where they are called: `check` of an unchanged tree needs none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen import manifest, tree
+from codegen.config import Config, Project
+from codegen.diagnostics import Report
+from codegen.tree import Finding, GeneratedFile, Written
+
+if TYPE_CHECKING:
+    from codegen.spec import OpSpec
+    from codegen.verify import Verdict
+
+Tick = Callable[[str, int, int], None]
+"""Called with what is being done, how many of it are done, and how many there are."""
+
+
+class UnknownOp(Exception):
+    """A name that no spec declares: text and hint."""
+
+
+def quiet(text: str, done: int, total: int) -> None:
+    """No progress."""
+
+
+# ---------------------------------------------------------------------------------------------- stages
+
+
+def load_specs(config: Config, root: Path, report: Report) -> tuple[OpSpec, ...]:
+    """Every op that the project declares."""
+    from codegen import loader
+
+    return loader.load([root / folder for folder in config.specs], report, root)
+
+
+def verify_ops(ops: Sequence[OpSpec], report: Report, tick: Tick = quiet) -> dict[str, Verdict]:
+    """The verdict of each op, by its name."""
+    from codegen import verify
+
+    verdicts = {}
+    for done, op in enumerate(ops):
+        tick(f"verifying {op.name}", done, len(ops))
+        verdicts[op.name] = verify.verify_op(op, report)
+    return verdicts
+
+
+def render(
+    verdicts: Sequence[Verdict], kept: Sequence[str], config: Config, report: Report
+) -> Mapping[str, GeneratedFile]:
+    """The files of the verified ops, and those that all share. `kept` names ops whose own files stay as they are."""
+    from codegen import emit
+
+    return emit.render(verdicts, kept, config, report)
+
+
+def explain(op: OpSpec, report: Report) -> str:
+    from codegen import explain as printer
+
+    return printer.explain(op, report)
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def selected(ops: Sequence[OpSpec], names: Sequence[str]) -> tuple[OpSpec, ...]:
+    """The ops of these names, in the order of the specs; all of them where no name is given."""
+    from codegen.diagnostics import nearest
+
+    known = {op.name for op in ops}
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known)
+            raise UnknownOp(f"no spec declares `{name}`" + (f"; {hint}" if hint else ""))
+    return tuple(op for op in ops if not names or op.name in names)
+
+
+def generate(
+    project: Project, names: Sequence[str], report: Report, everything: bool = False, tick: Tick = quiet
+) -> Written | None:
+    """Writes the output of the named ops; without names, of those whose hashes say that it is not up to date.
+
+    None, and nothing written, where a spec has a fault.
+    """
+    inputs = manifest.inputs(project.root, project.config)
+    ops = load_specs(project.config, project.root, report)
+    if report.errors:
+        return None
+    fresh = set() if names or everything else set(tree.fresh_ops(project, inputs))
+    chosen = [op for op in selected(ops, names) if op.name not in fresh]
+    kept = _kept(project, ops, chosen)
+    files = _built(project, chosen, kept, report, tick)
+    if files is None:
+        return None
+    tick("writing", 0, 1)
+    return tree.write(project, files, tree.paths_of(project, kept), inputs)
+
+
+def _kept(project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[str]:
+    """The declared ops that have output and are not to be generated now."""
+    now = {op.name for op in chosen}
+    written = tree.written_ops(project)
+    return [op.name for op in ops if op.name in written and op.name not in now]
+
+
+def _built(
+    project: Project, chosen: Sequence[OpSpec], kept: Sequence[str], report: Report, tick: Tick
+) -> Mapping[str, GeneratedFile] | None:
+    """The files of the chosen ops, and those that all ops share; None where something is wrong."""
+    verdicts = verify_ops(chosen, report, tick)
+    if report.errors:
+        return None
+    tick("rendering", 0, 1)
+    files = render(tuple(verdicts.values()), kept, project.config, report)
+    return None if report.errors else files
+
+
+@dataclass(frozen=True)
+class Checked:
+    findings: tuple[Finding, ...]
+    files: int
+    """How many were compared."""
+
+
+def check(project: Project, report: Report, full: bool = False, tick: Tick = quiet) -> Checked:
+    """What differs. The fast way compares hashes; only what it finds is generated in memory, for the diff."""
+    inputs = manifest.inputs(project.root, project.config)
+    findings = tree.check(project, inputs)
+    count = len(manifest.read(project.root / project.config.output / manifest.NAME).paths)
+    if not full and (not findings or count == 0):
+        return Checked(findings, count)
+    ops = load_specs(project.config, project.root, report)
+    if report.errors:
+        return Checked(findings, count)
+    only = None if full else {op for finding in findings for op in finding.ops}
+    chosen = [op for op in ops if only is None or op.name in only]
+    files = _built(project, chosen, _kept(project, ops, chosen), report, tick)
+    if files is None:
+        return Checked(findings, count)
+    return Checked(tree.compare(project, files, findings, only, inputs), max(count, len(files)))
+
+
+def table(project: Project, report: Report, tick: Tick = quiet) -> list[dict[str, object]]:
+    """One row per op, as `list --json` prints it."""
+    ops = load_specs(project.config, project.root, report)
+    if report.errors:
+        return []
+    fresh = tree.fresh_ops(project, manifest.inputs(project.root, project.config))
+    rows = []
+    for done, op in enumerate(ops):
+        tick(f"reading {op.name}", done, len(ops))
+        rows.append(_row(op, fresh.get(op.name), report))
+    return rows
+
+
+def _row(op: OpSpec, facts: Mapping[str, object] | None, report: Report) -> dict[str, object]:
+    """The manifest knows schedule and residuals of an op that is up to date; the others are planned anew."""
+    if facts is None:
+        from codegen import explain as printer
+
+        facts = printer.facts(op, report)
+    return {
+        "op": op.name,
+        "family": op.family,
+        "inputs": [t.name for t in op.inputs],
+        "params": [t.name for t in op.params],
+        "outputs": [t.name for t in op.outputs],
+        "backward": _backward(op),
+        "schedule": facts.get("schedule"),
+        "residuals": facts.get("residuals", []),
+        "file": op.file,
+    }
+
+
+def _backward(op: OpSpec) -> str:
+    if op.backward is None or not op.backward.differentiable:
+        return "none"
+    kinds = {entry.kind for entry in op.backward.entries}
+    return "declared" if "formula" in kinds else "auto" if "auto" in kinds else "zero" if "zero" in kinds else "none"
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """`twice: verified, 2 variants, 5120 points, worst 3.1e-15, complex step`."""
+    checked = verdict.checked
+    if not checked:
+        return f"{verdict.op.name}: {'not differentiable' if verdict.ok else 'refused'}"
+    points, worst = sum(c.points for c in checked), max(c.worst for c in checked)
+    methods = ", ".join(sorted({c.method for c in checked if c.method}))
+    variants = f"{len(checked)} of {len(verdict.graphs)} variants" if len(verdict.graphs) > 1 else "1 variant"
+    word = "verified" if verdict.ok else "refused"
+    return f"{verdict.op.name}: {word}, {variants}, {points} points, worst {worst:.1e}, {methods}"

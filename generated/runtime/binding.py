@@ -1,0 +1,254 @@
+"""torch: from tensors to plans, allocation, launches and autograd.
+
+torch is imported when an op is first called, so that the package imports without it, and without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .layout import RANK
+from .op import Given, Meta, Plan, RuntimeOp, TooManyDims
+from .views import FLOATS
+
+if TYPE_CHECKING:
+    import torch
+
+_FUSION = True
+"""`enable_fp_fusion`, given at every launch: its default differs between versions of Triton."""
+
+
+class _Torch:
+    """What of torch is looked up once."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.names = {
+            torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+            torch.int32: "i32", torch.int64: "i64", torch.bool: "bool",
+        }  # fmt: skip
+        self.dtypes = {v: k for k, v in self.names.items()}
+        self.function = _autograd_function(torch)
+        self.processors: dict[Any, int] = {}
+
+    def multiprocessors(self, device: torch.device) -> int:
+        if device.type != "cuda":
+            return 2
+        if device not in self.processors:
+            self.processors[device] = self.torch.cuda.get_device_properties(device).multi_processor_count
+        return self.processors[device]
+
+
+_found: _Torch | None = None
+
+
+def _library() -> _Torch:
+    global _found
+    if _found is None:
+        _found = _Torch()
+    return _found
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, where CPU tensors are welcome."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def debugging() -> bool:
+    """`PULLBACK_DEBUG=1`: outputs and scratch are filled with NaN before they are written."""
+    return os.environ.get("PULLBACK_DEBUG", "0") == "1"
+
+
+def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
+    """Runs an op on tensors and numbers, with autograd where a gradient is wanted.
+
+    Args:
+        op: the instance, holding attrs and choices.
+        given: by name in the spec, every input, param and buffer: a tensor, a number, or None.
+
+    Returns:
+        The output, or a tuple of them.
+
+    Raises:
+        TypeError, ValueError: naming op and argument: a wrong type, dtype, device or shape.
+    """
+    lib = _library()
+    op.require()
+    tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
+    _check(op, given, tensors, lib)
+    wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+    if not wants:
+        outputs = _forward(op, given, lib)
+    elif not op.has_backward:
+        outputs = _forward(op, given, lib)
+        if any(o.is_floating_point() for o in outputs):
+            raise RuntimeError(f"{op.name} has no derivative (its spec says `not_differentiable`), and an input requires a gradient: detach it")
+    else:
+        outputs = lib.function.apply(op, tuple(given), *given.values())
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], lib: _Torch) -> None:
+    public = {t.name: t.public for t in op.tensors}
+    first: tuple[str, torch.Tensor] | None = None
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in tensors:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                continue
+            raise TypeError(f"{op.name}: `{public[name]}` is a {type(value).__name__}; it takes a torch.Tensor")
+        tensor = tensors[name]
+        if tensor.dtype not in lib.names:
+            raise TypeError(f"{op.name}: `{public[name]}` is {tensor.dtype}, which no kernel takes")
+        if tensor.layout != lib.torch.strided:
+            raise TypeError(f"{op.name}: `{public[name]}` is {tensor.layout}; it takes a strided tensor")
+        if first is None:
+            first = (name, tensor)
+        elif tensor.device != first[1].device:
+            raise ValueError(f"{op.name}: `{public[name]}` is on {tensor.device}, `{public[first[0]]}` on {first[1].device}")
+    if first is None:
+        raise TypeError(f"{op.name}: at least one argument must be a tensor")
+    device = first[1].device
+    if device.type == "cpu" and not interpreted():
+        raise ValueError(f"{op.name}: `{public[first[0]]}` is on the CPU; move it to a GPU, or run in Triton's interpreter: TRITON_INTERPRET=1 python ...")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{op.name}: `{public[first[0]]}` is on {device}; kernels run on CUDA and ROCm devices")
+
+
+def _metas(given: Mapping[str, Any], lib: _Torch) -> dict[str, Given]:
+    return {
+        n: Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, lib.torch.Tensor) else v for n, v in given.items()
+    }
+
+
+def _allocate(metas: Mapping[str, Meta], device: torch.device, lib: _Torch) -> dict[str, torch.Tensor]:
+    new = {n: lib.torch.empty_strided(m.shape, m.strides, dtype=lib.dtypes[m.dtype], device=device) for n, m in metas.items()}
+    if debugging():
+        for tensor in new.values():
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
+    return new
+
+
+def _launch(op: RuntimeOp, plan: Plan, tensors: Mapping[str, Any], given: Mapping[str, Any], device: torch.device, lib: _Torch) -> None:
+    numbers = op.numbers(given)
+    if device.type == "cuda":
+        with lib.torch.cuda.device(device):
+            _run(plan, tensors, numbers)
+    else:
+        _run(plan, tensors, numbers)
+
+
+def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    for launch in plan.launches:
+        arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
+        launch.kernel.function[launch.grid](*arguments, num_warps=launch.warps, enable_fp_fusion=_FUSION)
+
+
+def _planned(plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:
+    """The plan, with dense copies of the operands where their dims do not merge into what a kernel takes."""
+    try:
+        return plan(_metas(given, lib)), given
+    except TooManyDims:
+        shape = lib.torch.broadcast_shapes(*(v.shape for v in given.values() if isinstance(v, lib.torch.Tensor)))
+        dense = {n: v.expand(shape).contiguous() if isinstance(v, lib.torch.Tensor) and v.dim() > RANK - 1 else v for n, v in given.items()}
+        return plan(_metas(dense, lib)), dense
+
+
+def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> tuple[torch.Tensor, ...]:
+    plan, given = _planned(op.plan_forward, given, lib)
+    device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
+    outputs = _allocate(plan.outputs, device, lib)
+    if plan.launches:
+        _launch(op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib)
+    return tuple(outputs.values())
+
+
+def _tensors(given: Mapping[str, Any], lib: _Torch) -> dict[str, Any]:
+    return {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
+
+
+def _backward(op: RuntimeOp, given: dict[str, Any], needed: Sequence[str], device: torch.device, lib: _Torch) -> dict[str, torch.Tensor]:
+    """The gradients that are needed, by name; `given` has residuals, cotangents and the shapes of all inputs."""
+    passed = {}
+    for name, cotangent in op.passes().items():
+        tensor, meta = given.get(cotangent), given.get(name)
+        if name in needed and isinstance(tensor, lib.torch.Tensor) and meta is not None:
+            shape, dtype = (meta.shape, meta.dtype) if isinstance(meta, Meta) else (tuple(meta.shape), lib.names[meta.dtype])
+            if tuple(tensor.shape) == shape and lib.names[tensor.dtype] == dtype:
+                passed[f"d{name}"] = tensor
+    needed = [n for n in needed if f"d{n}" not in passed]
+    if not needed:
+        return passed
+    metas = {n: v if isinstance(v, (Meta, int, float)) or v is None else Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
+    plan = op.plan_backward(metas, needed, lib.multiprocessors(device))
+    grads = _allocate(plan.outputs, device, lib)
+    for name in plan.zeros:
+        grads[name].zero_()
+    if plan.launches:
+        _launch(op, plan, {**_tensors(given, lib), **grads, **_allocate(plan.scratch, device, lib)}, given, device, lib)
+    return {**grads, **passed}
+
+
+def _autograd_function(torch: Any) -> Any:
+    """The one autograd.Function, made when torch is there."""
+
+    class Pullback(torch.autograd.Function):  # type: ignore[misc]
+        """Forward and backward of any op. Saves what the backward kernels read, and only if a gradient is needed."""
+
+        @staticmethod
+        def forward(op: RuntimeOp, names: tuple[str, ...], *values: Any) -> tuple[torch.Tensor, ...]:
+            return _forward(op, dict(zip(names, values)), _library())
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+            op, names, *values = inputs
+            lib = _library()
+            given = dict(zip(names, values))
+            ctx.op, ctx.names = op, names
+            ctx.metas = _metas(given, lib)
+            ctx.device = output[0].device
+            ctx.set_materialize_grads(False)
+            outputs = dict(zip((t.name for t in op.outputs), output))
+            ctx.mark_non_differentiable(*(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point()))
+            everything = {**given, **outputs}
+            kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor)]
+            ctx.kept = kept
+            ctx.output_metas = {n: m for n, m in _metas(outputs, lib).items()}
+            ctx.save_for_backward(*(everything[n] for n in kept))
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+            op: RuntimeOp = ctx.op
+            wanted = [n for n, need in zip(ctx.names, ctx.needs_input_grad[2:]) if need]
+            for name in wanted:
+                if name not in op.gradients:
+                    raise RuntimeError(f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it")
+            needed = [n for n in wanted if ctx.metas[n].dtype in FLOATS]
+            if not needed or all(c is None for c in cotangents):
+                return (None,) * (len(ctx.names) + 2)
+            given = {**ctx.metas, **dict(zip(ctx.kept, ctx.saved_tensors))}
+            given |= {f"d{t.name}": c for t, c in zip(op.outputs, cotangents)}
+            given |= {n: m for n, m in ctx.output_metas.items() if n not in given}
+            grads = _Once.apply(op, given, needed, ctx.device, *(c for c in cotangents if c is not None), *ctx.saved_tensors)
+            by_name = dict(zip(needed, grads))
+            return (None, None, *(by_name.get(n) for n in ctx.names))
+
+    class _Once(torch.autograd.Function):  # type: ignore[misc]
+        """The backward as a function whose own backward is refused: kernels have no second derivative."""
+
+        @staticmethod
+        def forward(ctx: Any, op: RuntimeOp, given: dict[str, Any], needed: list[str], device: Any, *tensors: Any) -> tuple[Any, ...]:
+            ctx.name = op.name
+            grads = _backward(op, given, needed, device, _library())
+            return tuple(grads[f"d{n}"] for n in needed)
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            raise RuntimeError(f"{ctx.name} was differentiated twice: its kernels give first derivatives only")
+
+    return Pullback

@@ -1,0 +1,80 @@
+"""What the kernels of all ops call: tiles, offsets, scalars, and the second stage of sums.
+
+`sizes` are the extents of merged dims 1 to 3, `strides` those of dims 0 to 3, in elements; absent dims have extent 1.
+A tensor that is dense in the order of iteration has `strides` None: it is read at the linear index.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scalar(value, COMPUTE: tl.constexpr):
+    """A host number in the compute dtype."""
+    return tl.full((), value, COMPUTE)
+
+
+@triton.jit
+def tile(n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The linear indices of this program, and which of them exist."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    i = pid * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
+def offset(i, sizes, strides):
+    """Where a tensor of these strides keeps the element of linear index `i`."""
+    if strides is None:
+        return i
+    else:
+        at = (i % sizes[2]) * strides[3]
+        i = i // sizes[2]
+        at += (i % sizes[1]) * strides[2]
+        i = i // sizes[1]
+        at += (i % sizes[0]) * strides[1]
+        return at + (i // sizes[0]) * strides[0]
+
+
+@triton.jit
+def kept_tile(n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The kept indices of this program as a row [1, BLOCK_K], and which of them exist."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    k = pid * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    return k, k < n_kept
+
+
+@triton.jit
+def share(n_reduced, reduced_strides, span):
+    """First and last reduced index of this program. Where nothing is reduced: one step, a loop that compiles away."""
+    if reduced_strides is None:
+        return 0, 1
+    else:
+        first = tl.program_id(1) * span
+        return first, tl.minimum(first + span, n_reduced)
+
+
+@triton.jit
+def reduced_tile(start, n_reduced, WIDE: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The reduced indices of this step as a column [BLOCK_R, 1], and which of them exist."""
+    r = start + tl.arange(0, BLOCK_R)[:, None]
+    if WIDE:
+        r = r.to(tl.int64)
+    return r, r < n_reduced
+
+
+@triton.jit
+def sum_partials(part_ptr, total_ptr, n_parts, n_kept, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+    """total[k] = the sum over p of part[p, k]: always in the same order."""
+    k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
+    total = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    for start in range(0, n_parts, BLOCK_R):
+        p, within = reduced_tile(start, n_parts, WIDE, BLOCK_R)
+        total += tl.load(part_ptr + p * n_kept + k, mask=within & exists, other=0.0)
+    tl.store(total_ptr + k, tl.sum(total, axis=0)[None, :], mask=exists)

@@ -1,0 +1,570 @@
+"""`RuntimeOp`: the contract between an op and whatever launches it. No torch here.
+
+An instance holds the op's attrs and choices. From the shapes, strides and dtypes of a call it plans what to allocate and
+launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel's own names.
+
+    op = Gelu(approximate="tanh")
+    plan = op.plan_forward({"x": Meta("bf16", (4, 8), (8, 1))})
+    plan.outputs["y"]                  # Meta("bf16", (4, 8), (8, 1))
+    plan.launches[0].grid              # (1, 1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from .abi import ArgVisitor, KernelAbi
+from .layout import (
+    RANK, Axis, Operand, ShapeError, Space, bind, broadcast, iterate, parse_dims, stretched,
+)  # fmt: skip
+from .views import FLOATS, INTS, TensorView, dense_strides, promote
+
+BLOCK = 1024
+WARPS = 4
+_WIDE = 2**31
+_CLASSES = {"float": FLOATS, "int": INTS, "bool": ("bool",), "number": FLOATS + INTS, "compute": FLOATS}
+
+
+class TooManyDims(ShapeError):
+    """More merged dims than a kernel takes: the caller copies the operands that are not dense."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A declared tensor. `dims` in the spec's spelling, `dtype` a class or one dtype."""
+
+    name: str
+    dims: str
+    dtype: str = "float"
+    broadcast: bool = False
+    scalar: bool = False
+    optional: bool = False
+    arg: str = ""
+    differentiable: bool = True
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return _CLASSES.get(self.dtype, (self.dtype,))
+
+    @property
+    def public(self) -> str:
+        return self.arg or self.name
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a plan knows of a tensor: dtype, shape, strides in elements. A Python number is a `float` or an `int`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+Given = Meta | float | int | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A jit function and its parameters."""
+
+    function: Any
+    abi: KernelAbi
+
+    @staticmethod
+    def of(function: Any) -> Kernel:
+        return Kernel(function, KernelAbi.of(function))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `pointers` maps pointer parameters to names of tensors or scratch; `values` has the rest."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    pointers: Mapping[str, str]
+    values: Mapping[str, Any]
+    warps: int = WARPS
+
+    def arguments(self, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
+        """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
+        named = {p: tensors.get(name) for p, name in self.pointers.items()}
+        absent = {p.name: None for p in self.kernel.abi.params if p.role == "ptr"}
+        return {**absent, **self.values, **numbers, **named}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call allocates and launches, in order."""
+
+    outputs: Mapping[str, Meta]
+    scratch: Mapping[str, Meta] = field(default_factory=dict)
+    launches: tuple[Launch, ...] = ()
+    zeros: tuple[str, ...] = ()
+    """Outputs that nothing is summed into: filled with zeros."""
+
+
+class RuntimeOp:
+    """What every generated op is. Subclasses state their tensors, attrs and kernels."""
+
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Tensor, ...]] = ()
+    params: ClassVar[tuple[Tensor, ...]] = ()
+    buffers: ClassVar[tuple[Tensor, ...]] = ()
+    outputs: ClassVar[tuple[Tensor, ...]] = ()
+    residuals: ClassVar[tuple[str, ...]] = ()
+    """Inputs, params and outputs that the backward kernels read."""
+    gradients: ClassVar[tuple[str, ...]] = ()
+    """Inputs and params that have a gradient, in the spec's order."""
+    enums: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Choices by attr."""
+    integral: ClassVar[tuple[str, ...]] = ()
+    """Float attrs that must be whole when the op computes in integers."""
+
+    _plans: ClassVar[dict[Any, Plan]]
+
+    def __init__(self, **attrs: Any) -> None:
+        self.attrs = attrs
+
+    def __init_subclass__(cls) -> None:
+        cls._plans = {}
+
+    # -------------------------------------------------------------------------------- what subclasses give
+
+    def scalars(self) -> dict[str, float]:
+        """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
+        return {n: float(v or 0) for n, v in self.attrs.items() if v is None or isinstance(v, (int, float))}
+
+    def choices(self) -> dict[str, Any]:
+        """Compile-time constants of the kernels, by parameter name."""
+        return {n: self.attrs[n] for n in self.enums}
+
+    def require(self) -> None:
+        """Raises ValueError where an attr is out of range."""
+        for name, known in self.enums.items():
+            if self.attrs[name] not in known:
+                raise ValueError(f"{self.name}: `{name}` is {self.attrs[name]!r}; choices: {', '.join(known)}")
+
+    def passes(self) -> dict[str, str]:
+        """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
+        return {}
+
+    def axis_position(self) -> tuple[str, int] | None:
+        """The axis that an attr places, and where."""
+        return None
+
+    # -------------------------------------------------------------------------------- planning
+
+    def plan_forward(self, given: Mapping[str, Given]) -> Plan:
+        raise TypeError(f"{self.name}: no kernel")
+
+    def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
+        raise TypeError(f"{self.name} has no backward: its spec says `not_differentiable`")
+
+    def numbers(self, given: Mapping[str, Any]) -> dict[str, float]:
+        """The run-time numbers of a call: the scalars, and the Python numbers given for tensors."""
+        taken = {f"{t.name}_number": v for t in self.tensors if t.scalar for v in (given.get(t.name),)}
+        return {**self.scalars(), **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}
+
+    def _remember(self, key: Any, plan: Plan) -> Plan:
+        """Plans are kept by everything they depend on; values of numbers are not among it."""
+        if len(self._plans) >= 4096:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
+        metas = tuple((n, type(v) if isinstance(v, (int, float)) else v) for n, v in given.items())
+        return (direction, metas, tuple(self.choices().items()), self.axis_position(), *more)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inputs + self.params + self.buffers
+
+    @property
+    def n_activation_inputs(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def param_names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.params)
+
+    @property
+    def has_backward(self) -> bool:
+        return bool(self.gradients)
+
+    def output_shapes(self, given: Mapping[str, Given]) -> tuple[tuple[int, ...], ...]:
+        return tuple(m.shape for m in self.plan_forward(given).outputs.values())
+
+    def residual_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the backward reads again; nothing else is kept."""
+        outputs = self.plan_forward(given).outputs
+        kept = {n: outputs.get(n, given.get(n)) for n in self.residuals}
+        return {n: m.shape for n, m in kept.items() if isinstance(m, Meta)}
+
+    def pack_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],
+                  buffers: Sequence[TensorView | None], outputs: Sequence[TensorView], residuals: Sequence[TensorView],
+                  scratch: Sequence[TensorView], visitor: ArgVisitor) -> None:  # fmt: skip
+        """Visits the arguments of forward launch `i`, each under the kernel parameter's name."""
+        views = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
+        plan = self.plan_forward({n: _meta(v) for n, v in views.items()})
+        views |= dict(zip(plan.outputs, outputs)) | dict(zip(plan.scratch, scratch))
+        self._visit(plan, i, views, visitor)
+
+    def pack_backward_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],
+                           buffers: Sequence[TensorView | None], outputs: Sequence[TensorView], residuals: Sequence[TensorView],
+                           grad_outputs: Sequence[TensorView | None], grad_inputs: Sequence[TensorView | None],
+                           grad_params: Sequence[TensorView | None], scratch: Sequence[TensorView], visitor: ArgVisitor,
+                           multiprocessors: int = 132) -> None:  # fmt: skip
+        """Visits the arguments of backward launch `i`; a gradient that is not needed is None."""
+        views: dict[str, Any] = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
+        views |= dict(zip((t.name for t in self.outputs), outputs))
+        views |= dict(zip((f"d{t.name}" for t in self.outputs), grad_outputs))
+        grads = dict(zip((t.name for t in self.inputs + self.params), (*grad_inputs, *grad_params)))
+        needed = tuple(n for n in self.gradients if grads.get(n) is not None)
+        plan = self.plan_backward({n: _meta(v) for n, v in views.items()}, needed, multiprocessors)
+        views |= {f"d{n}": v for n, v in grads.items()} | dict(zip(plan.scratch, scratch))
+        self._visit(plan, i, views, visitor)
+
+    def _visit(self, plan: Plan, i: int, views: Mapping[str, Any], visitor: ArgVisitor) -> None:
+        launch = plan.launches[i]
+        tensors = {n: v for n, v in views.items() if isinstance(v, TensorView)}
+        launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
+
+
+def _meta(view: Any) -> Given:
+    return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class PointwiseOp(RuntimeOp):
+    """An op whose outputs are computed element by element, with gradients that may be summed over broadcast axes."""
+
+    forward: ClassVar[Kernel]
+    backward: ClassVar[Kernel | None] = None
+    sliced: ClassVar[tuple[str, ...]] = ()
+    """Axes of fixed extent that a kernel reads and writes part by part."""
+
+    def plan_forward(self, given: Mapping[str, Given]) -> Plan:
+        """Outputs to allocate and the launch. Raises TypeError or ValueError naming op and argument."""
+        key = self._key("forward", given)
+        found = self._plans.get(key)
+        if found is None:
+            self._check_dtypes(given)
+            found = self._remember(key, self._plan_forward(given))
+        return found
+
+    def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
+        """Gradients to allocate, scratch and launches. `given` has the cotangents as `d<output>`."""
+        if self.backward is None:
+            return super().plan_backward(given, needed, multiprocessors)
+        key = self._key("backward", given, tuple(needed), multiprocessors)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._remember(key, self._plan_backward(given, needed, multiprocessors))
+        return found
+
+    # -------------------------------------------------------------------------------- dtypes
+
+    def _check_dtypes(self, given: Mapping[str, Given]) -> None:
+        for tensor in self.tensors:
+            value = given.get(tensor.name)
+            if value is None and not tensor.optional:
+                raise TypeError(f"{self.name}: `{tensor.public}` is missing")
+            if isinstance(value, (int, float)) and not tensor.scalar:
+                raise TypeError(f"{self.name}: `{tensor.public}` is a number; it takes a tensor")
+            if isinstance(value, Meta) and value.dtype not in tensor.dtypes:
+                raise TypeError(f"{self.name}: `{tensor.public}` is {value.dtype}; it takes {', '.join(tensor.dtypes)}")
+
+    def _result_dtype(self, given: Mapping[str, Given], voters: Sequence[Tensor]) -> str:
+        """torch's promotion: tensors with dims, then 0-d tensors, then numbers, each only by a higher category."""
+        metas = [m for t in voters if t.dtype != "bool" and isinstance(m := given.get(t.name), Meta)]
+        numbers = [v for t in voters if isinstance(v := given.get(t.name), (int, float))]
+        result = ""
+        for group in ([m.dtype for m in metas if m.shape], [m.dtype for m in metas if not m.shape]):
+            candidate = promote(tuple(group)) if group else ""
+            if candidate and (not result or (candidate in FLOATS and result in INTS)):
+                result = candidate
+        if result in INTS and any(isinstance(v, float) for v in numbers):
+            return "f32"
+        return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
+
+    def _compute_dtype(self, given: Mapping[str, Given]) -> str:
+        kinds = [t for t in self.tensors if t.dtype not in ("bool", "int", *INTS)]
+        result = self._result_dtype(given, [t for t in kinds if t.dtype != "bool"])
+        if result in INTS:
+            self._check_integral()
+            return result
+        wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
+        return "f64" if wide else "f32"
+
+    def _check_integral(self) -> None:
+        for name in self.integral:
+            if float(self.attrs[name]) != int(self.attrs[name]):
+                raise TypeError(f"{self.name}: `{name}` is {self.attrs[name]}; for integer tensors it must be whole")
+
+    def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
+        if tensor.dtype in ("float", "number"):
+            return self._result_dtype(given, [t for t in self.inputs if t.dtype not in ("bool", "int", *INTS)])
+        return compute if tensor.dtype == "compute" else {"int": "i64"}.get(tensor.dtype, tensor.dtype)
+
+    # -------------------------------------------------------------------------------- shapes
+
+    def _declared(self, tensor: Tensor, meta: Meta) -> Meta:
+        """The tensor with its placed axis moved to where the spec has it."""
+        placed = self.axis_position()
+        if placed is None or placed[0] not in tensor.dims or "..." not in tensor.dims:
+            return meta
+        rank = len(meta.shape)
+        if not -rank <= placed[1] < rank:
+            raise IndexError(f"{self.name}: `dim` is {placed[1]}, out of range for {rank} dims")
+        order = [k for k in range(rank) if k != placed[1] % rank]
+        spot = next(k for k, d in enumerate(reversed(parse_dims(tensor.dims))) if placed[0] in d.axes)
+        order.insert(rank - 1 - spot, placed[1] % rank)
+        return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
+
+    def _placed(self, tensor: Tensor, meta: Meta) -> Meta:
+        """The inverse of `_declared`, for a tensor that is allocated."""
+        placed = self.axis_position()
+        if placed is None or placed[0] not in tensor.dims or "..." not in tensor.dims:
+            return meta
+        rank = len(meta.shape)
+        spot = next(k for k, d in enumerate(reversed(parse_dims(tensor.dims))) if placed[0] in d.axes)
+        order = [k for k in range(rank) if k != rank - 1 - spot]
+        order.insert(placed[1] % rank, rank - 1 - spot)
+        return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
+
+    def _bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
+        known: dict[str, int] = {}
+        out = {}
+        for tensor in tensors:
+            meta = given.get(tensor.name)
+            if isinstance(meta, Meta):
+                meta = self._declared(tensor, meta)
+                try:
+                    out[tensor.name] = bind(tensor.public, parse_dims(tensor.dims), meta.shape, meta.strides, known)
+                except ShapeError as error:
+                    raise ShapeError(f"{self.name}: {error}") from None
+        return out
+
+    def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
+        stretching = frozenset(t.public for t in tensors if t.broadcast)
+        try:
+            return broadcast(list(operands.values()), stretching)
+        except ShapeError as error:
+            raise ShapeError(f"{self.name}: {error}") from None
+
+    def _axes(self, extents: Mapping[Axis, int]) -> list[Axis]:
+        """The axes to run over, in the order of the first output, then what it lacks."""
+        out: list[Axis] = []
+        for dim in parse_dims(self.outputs[0].dims):
+            for name in dim.axes:
+                out += sorted((a for a in extents if a[0] == name), key=lambda a: a[1])
+        out += [a for a in extents if a not in out]
+        return [a for a in out if a[0] not in self.sliced]
+
+    def _allocated(self, tensor: Tensor, dtype: str, extents: Mapping[Axis, int], space: Space) -> Meta:
+        """A new tensor: dense in the order of iteration, or contiguous where it is written part by part."""
+        dims = parse_dims(tensor.dims)
+        shape: list[int] = []
+        strides: list[int] = []
+        linear = space.linear()
+        for dim in dims:
+            axes = sorted((a for a in extents if a[0] == dim.axes[0]), key=lambda a: a[1]) if dim.pack else [(n, 0) for n in dim.axes]
+            if dim.pack:
+                shape += [extents[a] for a in axes]
+                strides += [linear[a] for a in axes]
+            else:
+                shape.append(math.prod(extents.get(a, dim.fixed[k]) for k, a in enumerate(axes)))
+                strides.append(linear.get(axes[-1], 1))
+        whole = tuple(shape)
+        sliced = any(n in self.sliced for d in dims for n in d.axes)
+        return self._placed(tensor, Meta(dtype, whole, dense_strides(whole) if sliced else tuple(strides)))
+
+    # -------------------------------------------------------------------------------- launches
+
+    def _common(self, kernel: Kernel, given: Mapping[str, Given], operands: Mapping[str, Operand], space: Space, compute: str,
+                written: Mapping[str, Operand]) -> dict[str, Any]:  # fmt: skip
+        """The values of every parameter but pointers: sizes, strides, scalars, choices."""
+        import triton.language as tl
+
+        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64}
+        values: dict[str, Any] = {"n": space.count, "COMPUTE": dtypes[compute], "sizes": None, **self.choices()}
+        reach = space.count
+        for param in kernel.abi.params:
+            name, _, kind = param.name.rpartition("_")
+            operand = operands.get(name) or written.get(name)
+            if kind == "strides":
+                strides = None if operand is None or self._dense(operand, space) else space.strides(operand)
+                values[param.name] = strides
+                if strides is not None:
+                    if len(space.dims) > RANK:
+                        raise TooManyDims(f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {RANK}")
+                    values["sizes"] = space.inner_sizes
+                    reach = max(reach, 1 + sum((n - 1) * abs(s) for n, s in zip(space.sizes, strides)))
+            elif "_stride_" in param.name:
+                tensor, _, axis = param.name.partition("_stride_")
+                whole = operands.get(tensor) or written.get(tensor)
+                values[param.name] = whole.strides[(axis, 0)] if whole is not None else 0
+                reach = max(reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0)
+        values["WIDE"] = reach + 2 * BLOCK >= _WIDE
+        return values
+
+    @staticmethod
+    def _dense(operand: Operand, space: Space) -> bool:
+        linear = space.linear()
+        return all(operand.strides.get(a, 0) == linear[a] for a in space.order if space.extents[a] != 1)
+
+    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
+        operands = self._bind(self.tensors, given)
+        extents = self._extents(operands, self.tensors)
+        read = {p.name[:-4] for p in self.forward.abi.params if p.role == "ptr"}
+        operands = {n: stretched(o, extents) for n, o in operands.items() if n in read}
+        plain = not any(" " in d for t in self.outputs for d in re_groups(t.dims))
+        space = iterate(self._axes(extents), extents, list(operands.values()), reorder=plain)
+        compute = self._compute_dtype(given)
+        outputs = {t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, space) for t in self.outputs}
+        if space.count == 0:
+            return Plan(outputs)
+        written = self._bind(self.outputs, outputs)
+        values = {**self._common(self.forward, given, operands, space, compute, written), "BLOCK": BLOCK}
+        pointers = {f"{n}_ptr": n for n in (*operands, *outputs)}
+        return Plan(outputs, launches=(Launch(self.forward, (_cdiv(space.count, BLOCK), 1, 1), pointers, values),))
+
+    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
+        assert self.backward is not None
+        cotangents = [replace(t, name=f"d{t.name}") for t in self.outputs if t.differentiable and t.dtype in ("float", "number", "compute")]
+        bound = self._bind((*self.tensors, *self.outputs, *cotangents), given)
+        extents = self._extents(bound, (*self.tensors, *self.outputs, *cotangents))
+        bound = {n: stretched(o, extents) for n, o in bound.items()}
+        read = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
+        operands = {n: o for n, o in bound.items() if n in read}
+        axes = self._axes(extents)
+        patterns = {n: frozenset(a for a in axes if extents[a] != 1 and bound[n].extents.get(a, 1) == 1) for n in needed}
+        plain = not any(" " in d for t in self.tensors for d in re_groups(t.dims))
+        order = iterate(axes, extents, [o for n, o in operands.items() if not patterns.get(n)], reorder=plain)
+        targets = {t.name: t for t in self.tensors}
+        grads = {}
+        for name in needed:
+            own = {a: bound[name].extents[a] for a in bound[name].extents}
+            kept = Space(tuple(a for a in order.order if a in own), {a: own[a] for a in order.order if a in own}, (), ())
+            meta = given[name]
+            assert isinstance(meta, Meta)
+            grads[f"d{name}"] = self._allocated(targets[name], meta.dtype, own, kept)
+        if order.count == 0:
+            return Plan(grads, zeros=tuple(grads))
+        return self._backward_launches(given, operands, extents, order, patterns, grads, multiprocessors)
+
+    def _backward_launches(self, given: Mapping[str, Given], operands: Mapping[str, Operand], extents: Mapping[Axis, int], order: Space,
+                           patterns: Mapping[str, frozenset[Axis]], grads: Mapping[str, Meta], multiprocessors: int) -> Plan:  # fmt: skip
+        assert self.backward is not None
+        compute = self._compute_dtype(given)
+        whole = [n for n in patterns if not patterns[n]]
+        groups: dict[frozenset[Axis], list[str]] = {}
+        for name, pattern in patterns.items():
+            if pattern:
+                groups.setdefault(pattern, []).append(name)
+        targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in whole]
+        written = self._bind(targets, grads)
+        reads = {f"{n}_ptr": n for n in operands}
+        full = {f"d{n}_ptr": f"d{n}" for n in whole}
+        if not groups:
+            space = iterate(order.order, extents, list(operands.values()), reorder=False)
+            flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
+                    "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
+            values = {**self._common(self.backward, given, operands, space, compute, written), **flat}
+            launch = Launch(self.backward, (_cdiv(space.count, BLOCK), 1, 1), {**reads, **full}, values)
+            return Plan(grads, launches=(launch,))
+        launches: list[Launch] = []
+        scratch: dict[str, Meta] = {}
+        for pattern, names in groups.items():
+            space = iterate(order.order, extents, list(operands.values()), (pattern,), reorder=False)
+            launches += self._sum_launches(given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors)
+            full = {}
+        return Plan(grads, scratch, tuple(launches))
+
+    def _sum_launches(self, given: Mapping[str, Given], operands: Mapping[str, Operand], space: Space, pattern: frozenset[Axis],
+                      names: Sequence[str], pointers: dict[str, str], compute: str, written: Mapping[str, Operand],
+                      scratch: dict[str, Meta], multiprocessors: int) -> list[Launch]:  # fmt: skip
+        """One pass that sums the gradients `names` over the axes of `pattern`, and the second stage where it has parts."""
+        from .kernels import sum_partials
+
+        assert self.backward is not None
+        split = split_space(space, pattern)
+        block_k, block_r, parts = split.shape(multiprocessors)
+        span = _cdiv(_cdiv(split.n_reduced, parts), block_r) * block_r
+        parts = _cdiv(split.n_reduced, span)
+        values = {**self._common(self.backward, given, operands, space, compute, written), **split.values(),
+                  "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
+        finish = []
+        for name in names:
+            total = f"d{name}"
+            if parts > 1:
+                total = f"d{name}_parts"
+                scratch[total] = Meta(compute, (parts, split.n_kept), (split.n_kept, 1))
+                finish.append(name)
+            pointers[f"d{name}_sum_ptr"] = total
+        out = [Launch(self.backward, (_cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
+        last_k, last_r = (128, 16) if split.n_kept >= 64 else (1, 1024)
+        second = Kernel.of(sum_partials)
+        for name in finish:
+            settings = {"n_parts": parts, "n_kept": split.n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"],
+                        "BLOCK_K": last_k, "BLOCK_R": last_r}  # fmt: skip
+            out.append(Launch(second, (_cdiv(split.n_kept, last_k), 1, 1), {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"}, settings))
+        return out
+
+
+@dataclass(frozen=True)
+class Split:
+    """An iteration space split into kept and reduced dims: extents and linear strides of each."""
+
+    kept: tuple[tuple[int, int], ...]
+    reduced: tuple[tuple[int, int], ...]
+    inner_kept: bool
+
+    @property
+    def n_kept(self) -> int:
+        return math.prod(n for n, _ in self.kept)
+
+    @property
+    def n_reduced(self) -> int:
+        return math.prod(n for n, _ in self.reduced)
+
+    def values(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"n_kept": self.n_kept, "n_reduced": self.n_reduced}
+        for name, dims in (("kept", self.kept), ("reduced", self.reduced)):
+            if len(dims) > RANK:
+                raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {RANK}")
+            out[f"{name}_sizes"] = tuple((*(n for n, _ in dims[1:]), 1, 1, 1)[:3])
+            out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[:RANK])
+        return out
+
+    def shape(self, multiprocessors: int) -> tuple[int, int, int]:
+        """BLOCK_K, BLOCK_R and the number of parts: wide along memory, enough programs to fill the device."""
+        if self.inner_kept:
+            block_k, block_r = (128, 16) if self.n_kept >= 64 else (16, 128)
+        else:
+            block_k, block_r = (1, 1024) if self.n_reduced >= 256 or self.n_kept < 64 else (128, 16)
+        tiles = _cdiv(self.n_kept, block_k)
+        parts = max(1, min(_cdiv(4 * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
+        return block_k, block_r, parts
+
+
+def split_space(space: Space, pattern: frozenset[Axis]) -> Split:
+    """Kept and reduced merged dims with their strides in the linear index."""
+    kept, reduced, step = [], [], 1
+    for group, size in zip(reversed(space.dims), reversed(space.sizes)):
+        (reduced if group[0] in pattern else kept).insert(0, (size, step))
+        step *= size
+    return Split(tuple(kept), tuple(reduced), not space.dims or space.dims[-1][0] not in pattern)
+
+
+def re_groups(dims: str) -> list[str]:
+    """The grouped dims of a declaration: `..., (S N)` has one."""
+    return [part.split(")")[0] for part in dims.split("(")[1:]]
+

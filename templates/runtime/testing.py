@@ -1,0 +1,343 @@
+"""How the emitted tests check an op: forward, dtypes, layouts, and every gradient against numbers.
+
+A gradient is compared, element by element in float64, with a fourth-order central difference of the op's own forward; an
+element where two step sizes disagree lies at a kink and is left out. Runs on a GPU, or on a CPU in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .abi import PackedC, Recorder
+from .layout import parse_dims
+from .op import Meta, RuntimeOp, Tensor
+from .views import FLOATS, INTS, TensorView, dense_strides
+
+TORCH = {
+    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "i32": torch.int32,
+    "i64": torch.int64, "bool": torch.bool,
+}  # fmt: skip
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
+ROUNDINGS = {"f16": 4, "bf16": 4, "f32": 64, "f64": 64}
+"""How many units in the last place of 1 + |value| a result may be off: one rounding, and what a formula of dozens adds."""
+
+_SHAPES: dict[str, tuple[int, ...]] = {
+    "no dims": (), "empty": (0,), "one": (1,), "no columns": (3, 0), "prime": (13,), "past a power of two": (1025,), "matrix": (5, 7),
+    "cube": (3, 4, 5),
+}  # fmt: skip
+_LAYOUTS = ("transposed", "sliced", "expanded", "channels last")
+_BROADCASTS = ("row", "column", "outer", "zero dims", "leading", "tall")
+
+
+class Case:
+    """One op under test. `domains` bounds inputs by name; `reference` takes the spec's names."""
+
+    def __init__(self, function: Callable[..., Any], op: type[RuntimeOp], domains: Mapping[str, tuple[float, float]],
+                 reference: Callable[..., Any] | None = None) -> None:  # fmt: skip
+        self.function, self.op, self.domains, self.reference = function, op, domains, reference
+        self.tensors: tuple[Tensor, ...] = (*op.inputs, *op.params, *op.buffers)
+        stretching = [t for t in self.tensors if t.broadcast]
+        self.layouts = (*_SHAPES, *_LAYOUTS, *(_BROADCASTS if len(stretching) > 1 else ()))
+        kinds = {t.dtype for t in self.tensors}
+        self.dtypes = ("f16", "bf16", "f32", "f64", *(INTS if "number" in kinds else ()))
+
+    # -------------------------------------------------------------------------------- inputs
+
+    def _shape(self, tensor: Tensor, pack: tuple[int, ...]) -> tuple[int, ...]:
+        shape: list[int] = []
+        for dim in parse_dims(tensor.dims):
+            if dim.pack:
+                shape += pack
+            else:
+                shape.append(math.prod(f or 3 for f in dim.fixed))
+        return tuple(shape)
+
+    def _values(self, tensor: Tensor, shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        if tensor.dtype == "bool":
+            return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
+        if dtype in INTS and tensor.dtype in ("number", "int"):
+            return torch.randint(-9, 10, shape, generator=generator).to(DEVICE, TORCH[dtype])
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5
+        low, high = self.domains.get(tensor.name, (-math.inf, math.inf))
+        if math.isfinite(low) and math.isfinite(high):
+            drawn = low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+        elif math.isfinite(low):
+            drawn = low + drawn.abs() + 0.05
+        elif math.isfinite(high):
+            drawn = high - drawn.abs() - 0.05
+        return drawn.to(DEVICE, TORCH[dtype])
+
+    def inputs(self, layout: str, dtype: str = "f64") -> dict[str, Any]:
+        """Arguments by the spec's names, in a layout; leaves, so that gradients can be asked of them."""
+        out = {}
+        for k, tensor in enumerate(self.tensors):
+            out[tensor.name] = self._laid_out(tensor, k, layout, dtype)
+        return out
+
+    def _laid_out(self, tensor: Tensor, k: int, layout: str, dtype: str) -> torch.Tensor:
+        if layout in _SHAPES:
+            return self._values(tensor, self._shape(tensor, _SHAPES[layout]), dtype, k)
+        if layout in _BROADCASTS:
+            return self._values(tensor, self._shape(tensor, self._stretched(tensor, k, layout)), dtype, k)
+        shape = self._shape(tensor, (6, 5))
+        if len(shape) < 2:
+            return self._values(tensor, shape, dtype, k)
+        if layout == "transposed":
+            return self._values(tensor, shape[::-1], dtype, k).permute(*reversed(range(len(shape))))
+        if layout == "sliced":
+            wide = self._values(tensor, (*shape[:-1], shape[-1] + 2), dtype, k)
+            return wide[..., 1:-1]
+        if layout == "expanded":
+            return self._values(tensor, (1, *shape[1:]), dtype, k).expand(shape)
+        tall = self._values(tensor, (shape[0], *shape[2:], shape[1]), dtype, k)
+        return tall.movedim(-1, 1)
+
+    def _stretched(self, tensor: Tensor, k: int, layout: str) -> tuple[int, ...]:
+        if not tensor.broadcast:
+            return (5, 7) if layout != "tall" else (300, 3)
+        first = k % 2 == 0
+        return {
+            "row": (5, 7) if first else (7,), "column": (5, 7) if first else (5, 1), "outer": (5, 1) if first else (1, 7),
+            "zero dims": (5, 7) if first else (), "leading": (5, 7) if first else (2, 1, 7), "tall": (300, 3) if first else (3,),
+        }[layout]  # fmt: skip
+
+    def call(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The op on arguments by the spec's names."""
+        public = {t.public: given[t.name] for t in self.tensors}
+        out = self.function(**public, **self._attrs(given, attrs))
+        return out if isinstance(out, tuple) else (out,)
+
+    def _attrs(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(attrs)
+
+    # -------------------------------------------------------------------------------- checks
+
+    def forward(self, layout: str, attrs: Mapping[str, Any]) -> None:
+        """Values, shape and dtype against the reference in float64, and against the op itself on contiguous copies."""
+        given = self.inputs(layout)
+        if self.reference is not None:
+            expected = self.reference(**given, **self._reference_attrs(attrs))
+            (result,) = self.call(given, attrs)
+            assert result.dtype == expected.dtype and result.shape == expected.shape
+            _close(result, expected, "f64")
+        plain = {n: v.contiguous() for n, v in given.items()}
+        for result, again in zip(self.call(given, attrs), self.call(plain, attrs)):
+            assert torch.equal(result.nan_to_num(7.0), again.nan_to_num(7.0)), "the layout changed a value"
+
+    def _reference_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.reference is not None
+        known = inspect.signature(self.reference).parameters
+        return {k: v for k, v in attrs.items() if k in known}
+
+    def dtype(self, dtype: str, attrs: Mapping[str, Any]) -> None:
+        """Forward and gradients in one dtype against float64 on the same numbers."""
+        if dtype in INTS:
+            attrs = {n: int(v) if isinstance(v, float) and math.isfinite(v) else v for n, v in attrs.items()}
+            given = self.inputs("matrix", dtype)
+            (result,) = self.call(given, attrs)
+            if self.reference is not None:
+                expected = self.reference(**given, **self._reference_attrs(attrs))
+                assert result.dtype == expected.dtype and torch.equal(result, expected)
+            return
+        low = self.inputs("matrix", dtype)
+        high = {n: v.double() if v.is_floating_point() else v for n, v in low.items()}
+        ours, exact = self._with_gradients(low, attrs), self._with_gradients(high, attrs)
+        for (name, got), (_, want) in zip(ours.items(), exact.items()):
+            if got.is_floating_point():
+                assert got.dtype == TORCH[dtype], f"{name} is {got.dtype}"
+                _close(got, want, dtype)
+            else:
+                assert torch.equal(got, want), name
+
+    def _differentiable(self, given: Mapping[str, Any]) -> list[str]:
+        return [n for n in self.op.gradients if isinstance(given[n], torch.Tensor) and given[n].is_floating_point()]
+
+    def _with_gradients(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        names = self._differentiable(given)
+        leaves = {n: v.detach().requires_grad_(n in names) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+        outputs = self.call(leaves, attrs)
+        out = {f"output {k}": y.detach() for k, y in enumerate(outputs)}
+        if names:
+            seeds = [_seed(y, k) for k, y in enumerate(outputs)]
+            grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds)
+            out |= {f"gradient of {n}": g for n, g in zip(names, grads)}
+        return out
+
+    def gradients(self, layout: str, attrs: Mapping[str, Any]) -> None:
+        """Each gradient against central differences; upstream gradients random, sliced, and of stride 0."""
+        given = self.inputs(layout)
+        names = self._differentiable(given)
+        leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
+        outputs = self.call(leaves, attrs)
+        random = [_seed(y, k) for k, y in enumerate(outputs)]
+        wide = [torch.stack([s, s], dim=-1)[..., 0] for s in random]  # every second element of its memory
+        found = torch.autograd.grad(outputs, [leaves[n] for n in names], random, retain_graph=True)
+        again = torch.autograd.grad(outputs, [leaves[n] for n in names], wide, retain_graph=True)
+        for name, grad, other in zip(names, found, again):
+            assert grad.shape == given[name].shape and grad.dtype == given[name].dtype, name
+            _close(other, grad, "f64")
+            self._numerically(name, grad, given, random, attrs)
+        ones = [torch.ones_like(y) for y in outputs]
+        plain = torch.autograd.grad(outputs, [leaves[n] for n in names], ones, retain_graph=True)
+        summed = torch.autograd.grad(sum(y.sum() for y in outputs), [leaves[n] for n in names])
+        for grad, other in zip(plain, summed):
+            _close(other, grad, "f64")
+
+    def _numerically(self, name: str, grad: torch.Tensor, given: Mapping[str, Any], seeds: list[torch.Tensor], attrs: Mapping[str, Any]) -> None:
+        x = given[name]
+        if x.numel() == 0:
+            return
+        sliced = any(axis in t.dims for t in self.tensors if t.name == name for axis in getattr(self.op, "sliced", ()))
+        direction = torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(x.device) + 0.5
+
+        def moved(h: float) -> list[torch.Tensor]:
+            return list(self.call({**given, name: x + h * direction}, attrs))
+
+        steps = {h: moved(h) for h in (1e-3, -1e-3, 5e-4, -5e-4, 2.5e-4, -2.5e-4)}
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        doubt = torch.zeros((), dtype=torch.bool, device=x.device)
+        for k, seed in enumerate(seeds):
+            wide = (8 * (steps[5e-4][k] - steps[-5e-4][k]) - (steps[1e-3][k] - steps[-1e-3][k])) / 6e-3
+            tight = (8 * (steps[2.5e-4][k] - steps[-2.5e-4][k]) - (steps[5e-4][k] - steps[-5e-4][k])) / 3e-3
+            unsure = ~((wide - tight).abs() <= 1e-7 * (1 + tight.abs()))
+            total, doubt = total + torch.where(unsure, 0.0, seed * tight), doubt | unsure
+        if sliced:
+            assert not doubt.any()
+            want, got = total.sum(), (grad * direction).sum()
+            assert (got - want).abs() <= 1e-7 * (1 + want.abs()) * max(1, x.numel()) ** 0.5, f"gradient of {name}: {got}, numerical {want}"
+            return
+        want = _sum_to(total, x.shape)
+        sure = ~_any_to(doubt.expand(total.shape), x.shape)
+        assert sure.any() or x.numel() < 3 or grad.isnan().any(), f"no element of {name} could be checked"
+        got = grad * direction
+        bad = sure & ~((got - want).abs() <= 1e-6 * (1 + want.abs()))
+        assert not bad.any(), f"gradient of {name}: {got[bad][0]}, numerical {want[bad][0]}"
+
+    def subsets(self, attrs: Mapping[str, Any]) -> None:
+        """Every subset of the gradients may be all that is needed; the others stay None."""
+        layouts = ("matrix", "row") if "row" in self.layouts else ("matrix",)
+        for layout in layouts:
+            given = self.inputs(layout)
+            names = self._differentiable(given)
+            whole = self._with_gradients(given, attrs)
+            for count in range(1, len(names) + 1):
+                for chosen in itertools.combinations(names, count):
+                    leaves = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
+                    outputs = self.call(leaves, attrs)
+                    torch.autograd.backward(outputs, [_seed(y, k) for k, y in enumerate(outputs)])
+                    for name in names:
+                        assert (leaves[name].grad is not None) == (name in chosen)
+                        if name in chosen:
+                            same = torch.eq(leaves[name].grad, whole[f"gradient of {name}"]) | leaves[name].grad.isnan()
+                            assert same.all(), (name, chosen)
+
+    def twice(self, attrs: Mapping[str, Any]) -> None:
+        """A second derivative is refused, not silently wrong."""
+        given = self.inputs("matrix")
+        names = self._differentiable(given)
+        leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
+        outputs = self.call(leaves, attrs)
+        seeds = [_seed(y, k).requires_grad_() for k, y in enumerate(outputs)]
+        grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds, create_graph=True)
+        passed = set(self.op(**self._all_attrs(attrs)).passes())
+        for name, grad in zip(names, grads):
+            if name in passed:
+                continue
+            try:
+                torch.autograd.grad(grad.sum(), [leaves[name], *seeds], allow_unused=True)
+            except RuntimeError as error:
+                assert "first derivatives only" in str(error)
+            else:
+                raise AssertionError(f"the second derivative by {name} was not refused")
+
+    def _all_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {t.public for t in self.tensors}
+        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items() if n not in arguments}
+        return {**defaults, **attrs}
+
+    def parameters(self) -> None:
+        """Each visit has the kernel's own name and its own value: sentinels show that none is swapped."""
+        attrs = {n: v for n, v in self._all_attrs({}).items() if v is not inspect.Parameter.empty}
+        missing = [n for n, v in self._all_attrs({}).items() if v is inspect.Parameter.empty]
+        op = self.op(**attrs, **{n: 0.5 for n in missing})
+        views = {t.name: self._view(t, 1000 + 16 * k) for k, t in enumerate(self.tensors)}
+        given = {n: Meta(v.dtype, v.shape, v.strides) for n, v in views.items()}
+        plan = op.plan_forward(given)
+        outputs = [TensorView(5000 + 16 * k, m.dtype, m.shape, m.strides) for k, m in enumerate(plan.outputs.values())]
+        sides = [[views[t.name] for t in group] for group in (op.inputs, op.params, op.buffers)]
+        named = views | dict(zip(plan.outputs, outputs))
+        for i, launch in enumerate(plan.launches):
+            recorder, packed = Recorder(), PackedC()
+            op.pack_args(i, *sides, outputs, [], [], recorder)
+            op.pack_args(i, *sides, outputs, [], [], packed)
+            _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
+        if op.has_backward:
+            self._backward_parameters(op, sides, outputs, named)
+
+    def _backward_parameters(self, op: RuntimeOp, sides: list[list[TensorView]], outputs: list[TensorView], named: dict[str, TensorView]) -> None:
+        cotangents = [TensorView(6000 + 16 * k, v.dtype, v.shape, v.strides) for k, v in enumerate(outputs)]
+        grads = [
+            [TensorView(7000 + 500 * g + 16 * k, v.dtype, v.shape, v.strides) if t.name in op.gradients else None
+             for k, (t, v) in enumerate(zip(group, side))]
+            for g, (group, side) in enumerate(zip((op.inputs, op.params), sides))
+        ]  # fmt: skip
+        named = named | {f"d{t.name}": v for t, v in zip(op.outputs, cotangents)}
+        named |= {f"d{t.name}": v for group, side in zip((op.inputs, op.params), grads) for t, v in zip(group, side) if v is not None}
+        metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items()}
+        plan = op.plan_backward(metas, op.gradients, 132)
+        for i, launch in enumerate(plan.launches):
+            recorder, packed = Recorder(), PackedC()
+            for visitor in (recorder, packed):
+                op.pack_backward_args(i, *sides, outputs, [], cotangents, *grads, [], visitor)
+            _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
+
+    def _view(self, tensor: Tensor, address: int) -> TensorView:
+        shape = self._shape(tensor, (4, 8))
+        dtype = "f32" if any(d in FLOATS for d in tensor.dtypes) else tensor.dtypes[0]
+        return TensorView(address, dtype, shape, dense_strides(shape))
+
+
+def _check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: Mapping[str, int]) -> None:
+    own = list(inspect.signature(launch.kernel.function.fn).parameters)
+    expected = [p for p in launch.kernel.abi.params if p.role != "constexpr"]
+    visited = list(dict.fromkeys(name.partition("[")[0] for _, name, _ in recorder.visits))
+    assert visited == [p.name for p in expected] == [n for n in own if n not in launch.kernel.abi.constexprs]
+    for kind, name, value in recorder.visits:
+        if kind == "ptr" and value:
+            assert addresses[launch.pointers[name]] == value, f"{name} has the address of another tensor"
+            assert name.removesuffix("_ptr").removesuffix("_sum") == launch.pointers[name].removesuffix("_parts")
+    assert len(packed.buffer) == 8 * len(recorder.visits)
+
+
+def _seed(y: torch.Tensor, k: int) -> torch.Tensor:
+    return (torch.randn(y.shape, generator=torch.Generator().manual_seed(70 + k), dtype=torch.float64) + 0.25).to(y.device, y.dtype)
+
+
+def _sum_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return value.sum_to_size(shape) if value.shape != shape else value
+
+
+def _any_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return _sum_to(value.double(), shape) > 0
+
+
+def _close(got: torch.Tensor, want: torch.Tensor, dtype: str) -> None:
+    """Within the dtype's roundings; NaN with NaN, inf with inf."""
+    assert got.shape == want.shape
+    if not got.is_floating_point():
+        assert torch.equal(got, want)
+        return
+    a, b = got.double(), want.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    near = (a - b).abs() <= ROUNDINGS[dtype] * EPS[dtype] * (1 + b.abs())
+    if not (same | near).all():
+        bad = ~(same | near)
+        raise AssertionError(f"{int(bad.sum())} of {a.numel()} differ, first {a[bad][0].item()!r} from {b[bad][0].item()!r}")

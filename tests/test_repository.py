@@ -1,0 +1,247 @@
+"""The repository as a whole: what is committed, what must not be, and what ships."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from codegen import manifest
+from codegen.config import Config, find
+from codegen.diagnostics import Report
+from codegen.primitives import TABLE
+
+ROOT = Path(__file__).parents[1]
+OURS = ("codegen", "templates")
+EMITTED = ("generated", "tests/generated")
+
+
+def run(*words: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+def config() -> Config:
+    project = find(ROOT, Report())
+    assert project is not None and project.root == ROOT
+    return project.config
+
+
+def op_names() -> set[str]:
+    return {op for _, text in manifest.spec_texts(ROOT, config()) for op, _ in manifest.split_ops(text)}
+
+
+def tracked() -> list[Path]:
+    """What is committed, or would be: everything that git does not ignore."""
+    done = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def sources(*folders: str) -> list[Path]:
+    return [p for folder in folders for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".py", ".pyi", ".j2")]
+
+
+# ---------------------------------------------------------------------------------------------- no op is known
+
+
+def test_no_ops_name_is_in_the_generator() -> None:
+    """Names that the language itself has, such as `abs`, are words of the primitives' table; all others are nowhere."""
+    names = op_names()
+    words = {*TABLE, *dir(__builtins__), "add", "sub", "mul", "div", "neg", "pow", "eq", "where"}
+    own = sorted(names - words)
+    assert len(own) > 5, "the specs were not found"
+    pattern = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(map(re.escape, own)) + r")(?![A-Za-z0-9_])", re.IGNORECASE)
+    found = []
+    for path in sources(*OURS):
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            found += [f"{path.relative_to(ROOT)}:{number}: {m.group(1)}" for m in pattern.finditer(line)]
+    assert found == []
+
+
+def test_nothing_branches_on_an_ops_name() -> None:
+    found = []
+    for path in sources("codegen"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                named = any(re.search(r"\b(op|spec|plan|verdict)(\.op)?\.name$", ast.unparse(side)) for side in sides)
+                if named and any(
+                    isinstance(n, ast.Constant) and isinstance(n.value, str) for s in sides for n in ast.walk(s)
+                ):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
+
+
+# ---------------------------------------------------------------------------------------------- what is committed
+
+
+@pytest.mark.parametrize(
+    "env", [{"PYTHONHASHSEED": "0"}, {"PYTHONHASHSEED": "7", "LANG": "tr_TR.UTF-8", "LC_ALL": "C"}]
+)
+@pytest.mark.parametrize("folder", [".", "tests"])
+def test_the_committed_tree_is_what_the_specs_give(env: dict[str, str], folder: str) -> None:
+    """From other folders, hash seeds and languages: the same bytes."""
+    done = run(sys.executable, "-m", "codegen", "check", "--full", cwd=ROOT / folder, PYTHONPATH=str(ROOT), **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_fast_check_is_clean_and_under_its_bound() -> None:
+    done = run(sys.executable, "-X", "importtime", "-m", "codegen", "check")
+    assert done.returncode == 0, done.stdout
+    for heavy in ("numpy", "jinja2", "black", "libcst", "yaml", "mpmath", "torch", "triton"):
+        assert not re.search(rf"\| +{heavy}$", done.stderr, re.MULTILINE), heavy
+
+
+def test_the_generator_imports_neither_torch_nor_triton_nor_what_it_generates() -> None:
+    modules = sorted(
+        f"codegen.{p.stem}" for p in (ROOT / "codegen").glob("*.py") if p.stem not in ("__init__", "__main__")
+    )
+    code = f"import sys, {', '.join(modules)}\nprint(sorted({{'torch', 'triton', 'generated'}} & set(sys.modules)))"
+    done = run(sys.executable, "-c", code)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_git_keeps_lf_and_merges_the_lists_line_by_line() -> None:
+    names = [*(str(p.relative_to(ROOT)) for p in sources("generated")), "generated/MANIFEST.json"]
+    done = run("git", "check-attr", "eol", "merge", "--", *names)
+    assert done.stdout.count("eol: lf") == len(names)
+    for name in ("generated/MANIFEST.json", "generated/__init__.pyi"):
+        assert f"{name}: merge: union\n" in done.stdout
+    for path in tracked():
+        if path.suffix not in (".png",):
+            assert b"\r" not in path.read_bytes(), path
+
+
+def test_no_forbidden_words() -> None:
+    """Nothing that is unfinished, silenced, or speaks of the machine it was made on."""
+    words = [
+        "TO" + "DO",
+        "FIX" + "ME",
+        "NotImplemented" + "Error",
+        "pytest" + ".skip",
+        r"mark\." + "xfail",
+        r"mark\." + "skip",
+    ]
+    words += [
+        "type" + ": ignore",
+        "/wo" + "rk/",
+        "sha" + "red/",
+        "/ro" + "ot/",
+        r"py" + r"pi\.org",
+        "python" + "hosted",
+    ]
+    pattern = re.compile("|".join(words))
+    found = []
+    for path in tracked():
+        for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n"), 1):
+            if pattern.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    assert found == []
+
+
+# ---------------------------------------------------------------------------------------------- left alone by tools
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The emitted files in a folder without settings, as in a user's repository."""
+    for folder in EMITTED:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def emitted(root: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes()
+        for f in EMITTED
+        for p in sorted((root / f).rglob("*"))
+        if p.is_file()
+    }
+
+
+HOOKS = ("end_of_file_fixer", "trailing_whitespace_fixer", "mixed_line_ending", "fix_byte_order_marker", "check_ast",
+         "check_docstring_first", "debug_statement_hook", "check_json", "check_merge_conflict", "check_case_conflict")  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_stock_hooks_leave_the_output_alone(copy: Path, hook: str) -> None:
+    before = emitted(copy)
+    suffixes = {
+        "check_json": (".json",),
+        "check_ast": (".py",),
+        "check_docstring_first": (".py",),
+        "debug_statement_hook": (".py",),
+    }
+    names = [name for name in before if name.endswith(suffixes.get(hook, ""))]
+    run("git", "init", "-q", cwd=copy)
+    done = run(sys.executable, "-m", f"pre_commit_hooks.{hook}", *names, cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert emitted(copy) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--config", str(ROOT / "pyproject.toml")), ("--isolated", "--select", "E4,E7,E9,F,I,W")],
+    ids=["ours", "plain"],
+)
+def test_ruff_leaves_the_output_alone(copy: Path, words: tuple[str, ...]) -> None:
+    before = emitted(copy)
+    done = run(sys.executable, "-m", "ruff", "check", "--no-cache", "--fix", *words, *EMITTED, cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert emitted(copy) == before
+
+
+@pytest.mark.parametrize("words", [(), ("--profile", "black")])
+def test_isort_leaves_the_output_alone(copy: Path, words: tuple[str, ...]) -> None:
+    before = emitted(copy)
+    done = run(sys.executable, "-m", "isort", "--line-length", "120", *words, *EMITTED, cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert emitted(copy) == before
+
+
+def test_black_leaves_the_output_alone(copy: Path) -> None:
+    done = run(
+        sys.executable,
+        "-m",
+        "black",
+        "--check",
+        "-q",
+        "--line-length",
+        "120",
+        "--skip-magic-trailing-comma",
+        *EMITTED,
+        cwd=copy,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- what ships
+
+
+def test_the_wheel_generates_where_no_source_tree_is(tmp_path: Path) -> None:
+    """Templates and runtime travel in the wheel, and give the same bytes as the source tree."""
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "specs", project / "specs")
+    shutil.copy(ROOT / "pyproject.toml", project)
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import codegen.cli; print(codegen.__file__); codegen.cli.main()"
+    done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "generate", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(str(tmp_path / "site"))
+    assert emitted(project) == {name: data for name, data in emitted(ROOT).items() if "__pycache__" not in name}
+
+
+def test_the_licence_says_whose_the_output_is() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "What Pullback writes is its users' own." in text
+    assert "Apache License" in text and "END OF TERMS AND CONDITIONS" in text
