@@ -89,7 +89,9 @@ def measure(name: str, dtype: torch.dtype, rows: int, cols: int, bandwidth: floa
             host = host_time(lambda: function(*small))
         leaves = [[t.detach().requires_grad_() for t in tensors] for tensors in sets]
         results = [function(*tensors) for tensors in leaves]
-        backward = device_time(lambda k: torch.autograd.grad(results[k % 2], leaves[k % 2], cotangents[k % 2], retain_graph=True))
+        backward = device_time(
+            lambda k: torch.autograd.grad(results[k % 2], leaves[k % 2], cotangents[k % 2], retain_graph=True)
+        )
         small_leaves = [t.detach().requires_grad_() for t in small]
         ones = torch.ones_like(small[0])
         both = host_time(lambda: torch.autograd.grad(function(*small_leaves), small_leaves, ones))
@@ -97,7 +99,6 @@ def measure(name: str, dtype: torch.dtype, rows: int, cols: int, bandwidth: floa
             share = moved[direction] / seconds / bandwidth
             out.append({"op": name, "dtype": str(dtype).removeprefix("torch."), "direction": direction, "peer": peer,
                         "ms": seconds * 1e3, "share": share, "host_us": host_seconds * 1e6})  # fmt: skip
-        del results, leaves
     return out
 
 
@@ -111,7 +112,9 @@ def main() -> None:
 
     bandwidth = copy_bandwidth(512 * 2**20)
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    print(f"{machine}; copy {bandwidth / 1e12:.2f} TB/s; ({args.rows}, {args.cols}); host time at (64, 64), backward: forward and backward")
+    print(
+        f"{machine}; copy {bandwidth / 1e12:.2f} TB/s; ({args.rows}, {args.cols}); host time at (64, 64), backward: forward and backward"
+    )
     print(f"{'op':12} {'dtype':9} {'direction':9} " + "".join(f"{p:>28}" for p in ("pullback", "eager", "compiled")))
     rows: list[dict[str, Any]] = []
     for name in OPS:
@@ -123,7 +126,9 @@ def main() -> None:
                 text = "".join(f"{r['ms']:9.3f} ms {r['share']:5.2f} {r['host_us']:6.1f} us" for r in cells)
                 print(f"{name:12} {str(dtype).removeprefix('torch.'):9} {direction:9} {text}", flush=True)
     if args.out:
-        args.out.write_text(json.dumps({"machine": machine, "copy_bytes_per_second": bandwidth, "rows": rows}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps({"machine": machine, "copy_bytes_per_second": bandwidth, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ the derivative 1, where multiplying a zero cotangent with an infinite partial wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codegen import rewrite
@@ -215,7 +215,7 @@ def _stack(b: Builder, node: Node, g: Node) -> Parts:
     return out
 
 
-_STRUCTURAL = {
+_STRUCTURAL: dict[str, Callable[[Builder, Node, Node], Parts]] = {
     "reduce": _reduce,
     "dot": _dot,
     "scan": _scan,

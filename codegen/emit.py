@@ -2,7 +2,7 @@
 
 Takes verdicts and a `Config`, returns every file of the generated package and its tests by path. Nothing is written here.
 
-    render(verdicts, (), config, report) -> {"generated/ops/gelu.py": GeneratedFile(...), "generated/runtime/op.py": ..., ...}
+    render(verdicts, (), config, report) -> {"generated/ops/softcap.py": GeneratedFile(...), ...}
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import black
 import jinja2
+from black.mode import TargetVersion
 
 from codegen import manifest
 from codegen.config import Config
@@ -39,10 +40,15 @@ def _environment() -> jinja2.Environment:
 
 def formatted(source: str) -> str:
     """Black's form of a module, at 120 columns."""
-    return black.format_str(source, mode=black.Mode(line_length=120, magic_trailing_comma=False, target_versions={black.TargetVersion.PY311}))
+    return black.format_str(
+        source,
+        mode=black.Mode(line_length=120, magic_trailing_comma=False, target_versions={TargetVersion.PY311}),
+    )
 
 
-def render(verdicts: Sequence[Verdict], kept: Sequence[str], config: Config, report: Report) -> dict[str, GeneratedFile]:
+def render(
+    verdicts: Sequence[Verdict], kept: Sequence[str], config: Config, report: Report
+) -> dict[str, GeneratedFile]:
     """Every file of the named ops, and those that all ops share. Ops without a schedule are reported.
 
     Args:
@@ -76,7 +82,7 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
     yield GeneratedFile(f"{config.output}/ops/__init__.py", f'"""One module an op. {HEADER}."""\n'.encode(), (source,))
     yield GeneratedFile(f"{config.output}/py.typed", b"", (source,))
     lines = [f"# The public face, for type checkers: one line an op. {HEADER}."]
-    lines += [f"from .ops.{n} import {_class_name(n)} as {_class_name(n)}, {n} as {n}" for n in sorted(names)]
+    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names) for m in (_class_name(n), n)]
     yield GeneratedFile(f"{config.output}/__init__.pyi", ("\n".join(lines) + "\n").encode(), (source,), listing=True)
 
 
@@ -100,7 +106,11 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
     body = "\n".join([*m.forward.body, *((*m.backward.prelude, *m.backward.body) if m.backward else ())])
     sums = m.backward is not None and bool(plan.summed)
-    helpers = {"tile", "offset"} | ({"scalar"} if "scalar(" in body else set()) | ({"kept_tile", "reduced_tile", "share"} if sums else set())
+    helpers = (
+        {"tile", "offset"}
+        | ({"scalar"} if "scalar(" in body else set())
+        | ({"kept_tile", "reduced_tile", "share"} if sums else set())
+    )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)
     requires = _requires(plan)
@@ -111,7 +121,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": plan.residuals, "gradients": plan.gradients,
         "enums": [(a.name, "(" + ", ".join(f'"{e}"' for e in a.enum) + ")") for a in op.attrs if a.type == "enum"],
-        "scalars": [(n, t) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
+        "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
         "integral": [a.name for a in op.attrs if a.type == "float" and any(NUMBER_KIND in dict(v.values) for v, _ in plan.graphs)],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name) if axis else None, "requires": requires,
@@ -119,6 +129,11 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.name}" for a in op.attrs],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
+
+
+def _absent_zero(text: str, op: OpSpec) -> str:
+    """An optional attr that is absent still has a parameter: it carries 0, which no statement reads."""
+    return f"{text} or 0.0" if any(text == f'self.attrs["{a.name}"]' and a.optional for a in op.attrs) else text
 
 
 def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:
@@ -130,7 +145,11 @@ def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:
     words = []
     for dim in axes.dims:
         factors = [f.name + (f"={f.fixed}" if f.fixed is not None else "") for f in dim.factors]
-        words.append(f"({' '.join(factors)})" if dim.kind == "group" else factors[0] + ("..." if dim.kind == "pack" and factors[0] != "..." else ""))
+        words.append(
+            f"({' '.join(factors)})"
+            if dim.kind == "group"
+            else factors[0] + ("..." if dim.kind == "pack" and factors[0] != "..." else "")
+        )
     return ", ".join(words)
 
 
@@ -138,7 +157,9 @@ def _tensor(decl: TensorDecl, plan: OpPlan | None = None) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"']
     if decl.dtype != "float":
         words.append(f'dtype="{decl.dtype}"')
-    words += [f"{flag}=True" for flag in ("broadcast", "scalar", "optional") if getattr(decl, flag) and decl.role != "output"]
+    words += [
+        f"{flag}=True" for flag in ("broadcast", "scalar", "optional") if getattr(decl, flag) and decl.role != "output"
+    ]
     if decl.arg and decl.arg != decl.name:
         words.append(f'arg="{decl.arg}"')
     if not decl.differentiable:
@@ -176,8 +197,8 @@ def _default(attr: AttrDecl) -> str | None:
 
 def _annotation(attr: AttrDecl) -> str:
     base = {"float": "float", "int": "int", "bool": "bool", "enum": "str"}[attr.type]
-    if attr.tuple is not None:
-        base = f"{base} | tuple[{', '.join([base] * attr.tuple)}]"
+    if attr.arity is not None:
+        base = f"{base} | tuple[{', '.join([base] * attr.arity)}]"
     return f"{base} | None" if attr.optional else base
 
 
@@ -208,17 +229,31 @@ def _docstring(plan: OpPlan) -> str:
     for name in op.signature:
         if any(t.name == name for t in op.arguments):
             decl = op.tensor(name)
-            words = [f"[{_dims(decl)}]", {"float": "f16, bf16, f32 or f64", "number": "float or int", "bool": "bool"}.get(decl.dtype, decl.dtype)]
+            words = [
+                f"[{_dims(decl)}]",
+                {"float": "f16, bf16, f32 or f64", "number": "float or int", "any": "any dtype", "bool": "bool"}.get(
+                    decl.dtype, decl.dtype
+                ),
+            ]
             words += ["or a number"] if decl.scalar else []
             words += ["may be absent"] if decl.optional else []
             words += ["broadcast by NumPy's rules"] if decl.broadcast and len(op.arguments) > 1 else []
             lines.append(f"    {decl.arg or name}: {', '.join(words)}.")
         else:
             attr = op.attr(name)
-            lines.append(f"    {name}: {'one of ' + ', '.join(attr.enum) if attr.type == 'enum' else 'the position of the axis' if attr.axis else 'a number' if attr.type != 'bool' else 'a flag'}.")
+            lines.append(
+                f"    {name}: {'one of ' + ', '.join(attr.enum) if attr.type == 'enum' else 'the position of the axis' if attr.axis else 'a number' if attr.type != 'bool' else 'a flag'}."
+            )
     shapes = ", ".join(f"[{_dims(o)}]" for o in op.outputs)
     dtype = {"bool": "bool"}.get(op.outputs[0].dtype, "in the promoted dtype of the inputs")
-    lines += ["", "Returns:", f"    {shapes}, {dtype}.", "", "Raises:", "    TypeError, ValueError: on a wrong dtype, shape or device, naming the argument."]
+    lines += [
+        "",
+        "Returns:",
+        f"    {shapes}, {dtype}.",
+        "",
+        "Raises:",
+        "    TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.",
+    ]
     return "\n".join(lines)
 
 
@@ -235,7 +270,14 @@ def _check_module(name: str, text: str) -> None:
     imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":
-            imported |= {(a.asname or a.name).split(".")[0] if isinstance(node, ast.Import) and not a.asname else (a.asname or a.name) for a in node.names}
+            imported |= {
+                (
+                    (a.asname or a.name).split(".")[0]
+                    if isinstance(node, ast.Import) and not a.asname
+                    else (a.asname or a.name)
+                )
+                for a in node.names
+            }
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     unused = imported - used - ({"torch"} if "torch." in text else set())
     if unused:

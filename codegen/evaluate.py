@@ -11,7 +11,7 @@ probes may stand before them. So broadcasting is numpy's own and a reduction kee
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,12 @@ def philox_uniform(seed: int, stream: int, count: int) -> Array:
     words = (count + 3) // 4
     low = np.uint64(0xFFFFFFFF)
     i = np.arange(words, dtype=np.uint64)
-    c = [i & low, i >> np.uint64(32), np.full(words, stream & 0xFFFFFFFF, np.uint64), np.full(words, (stream >> 32) & 0xFFFFFFFF, np.uint64)]
+    c = [
+        i & low,
+        i >> np.uint64(32),
+        np.full(words, stream & 0xFFFFFFFF, np.uint64),
+        np.full(words, (stream >> 32) & 0xFFFFFFFF, np.uint64),
+    ]
     k0, k1 = np.uint64(seed & 0xFFFFFFFF), np.uint64((seed >> 32) & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         for _ in range(10):
@@ -155,24 +160,24 @@ def _reduce(node: Node, args: list[Array], env: Env) -> Array:
     dims = _dims(axes, env)
     match name:
         case "sum":
-            return np.sum(x, axis=dims, keepdims=True)
+            return np.asarray(np.sum(x, axis=dims, keepdims=True))
         case "mean":
-            return np.mean(x, axis=dims, keepdims=True)
+            return np.asarray(np.mean(x, axis=dims, keepdims=True))
         case "max" | "min":
-            return getattr(np, name)(x, axis=dims, keepdims=True)  # type: ignore[no-any-return]
+            return np.asarray(getattr(np, name)(x, axis=dims, keepdims=True))
         case "prod" | "any" | "all":
-            return getattr(np, name)(x, axis=dims, keepdims=True)  # type: ignore[no-any-return]
+            return np.asarray(getattr(np, name)(x, axis=dims, keepdims=True))
         case "argmax" | "argmin":
             return _flat_arg(getattr(np, name), x, axes, env)
         case "logsumexp":
             top = np.max(np.where(np.isfinite(x), x.real, -np.inf), axis=dims, keepdims=True)
             top = np.where(np.isfinite(top), top, 0).astype(x.real.dtype)
-            return top + np.log(np.sum(np.exp(x - top), axis=dims, keepdims=True))
+            return np.asarray(top + np.log(np.sum(np.exp(x - top), axis=dims, keepdims=True)))
         case "var":
             count = np.prod([x.shape[d] for d in dims], dtype=np.int64)
             centred = x - np.mean(x, axis=dims, keepdims=True)
             free = np.maximum(count - _floated(args[1], node.args[1], env), 0)
-            return np.sum(centred * centred, axis=dims, keepdims=True) / free
+            return np.asarray(np.sum(centred * centred, axis=dims, keepdims=True) / free)
     raise AssertionError(name)
 
 
@@ -187,7 +192,7 @@ def _flat_arg(pick: Any, x: Array, axes: tuple[str, ...], env: Env) -> Array:
 
 def _dot(node: Node, args: list[Array], env: Env) -> Array:
     product = full(args[0] * args[1], node.args[0].axes | node.args[1].axes, env)
-    return np.sum(product, axis=_dims(node.params, env), keepdims=True)
+    return np.asarray(np.sum(product, axis=_dims(node.params, env), keepdims=True))
 
 
 def _scan(node: Node, args: list[Array], env: Env) -> Array:
@@ -219,13 +224,15 @@ def _linear_scan(a: Array, b: Array, dim: int) -> Array:
 # ---------------------------------------------------------------------------------------------- reads at an index
 
 
-def _coordinates(shape: tuple[int, ...], axes: frozenset[str], index: Mapping[str, Array], env: Env, lead: int) -> tuple[Array, ...]:
+def _coordinates(
+    shape: tuple[int, ...], axes: frozenset[str], index: Mapping[str, Array], env: Env, lead: int
+) -> tuple[Array, ...]:
     """One index array per dim of an array of this shape: the given ones, the coordinate itself, or 0."""
     out: list[Array] = []
     rank = len(shape)
     for d, extent in enumerate(shape):
         axis = env.order[d - lead] if d >= lead else None
-        if axis in index:
+        if axis is not None and axis in index:
             out.append(index[axis])
         else:
             step = np.arange(extent) if axis is None or (axis in axes and extent > 1) else np.zeros(1, np.int64)
@@ -292,17 +299,17 @@ def _sum_to(node: Node, args: list[Array], env: Env) -> Array:
     own = tensor.shape[tensor.ndim - len(env.order) :]
     x = full(args[0], node.axes, env)
     dims = tuple(d - len(own) for d, extent in enumerate(own) if extent == 1 and x.shape[d - len(own)] != 1)
-    return np.sum(x, axis=dims, keepdims=True) if dims else x
+    return np.asarray(np.sum(x, axis=dims, keepdims=True)) if dims else x
 
 
 def _replace(node: Node, args: list[Array], env: Env) -> Array:
     x, v = node.args
     if x.serial in env.anchors:
-        return env.anchors[v.serial] + (args[0] - env.anchors[x.serial])
+        return np.asarray(env.anchors[v.serial] + (args[0] - env.anchors[x.serial]))
     return args[1]
 
 
-_STRUCTURAL = {
+_STRUCTURAL: dict[str, Callable[[Node, list[Array], Env], Array]] = {
     "const": _const,
     "read": lambda n, a, e: e.tensors[n.params[0]],
     "attr": _attr,

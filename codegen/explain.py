@@ -41,7 +41,9 @@ def explain(op: OpSpec, report: Report) -> str:
         return ""
     parts = [_head(op), _variants(verdict)]
     variant, graph = verdict.graphs[0]
-    parts.append(_section(f"Forward ({variant})" if variant.values else "Forward", pretty(graph.bindings, graph.outputs)))
+    parts.append(
+        _section(f"Forward ({variant})" if variant.values else "Forward", pretty(graph.bindings, graph.outputs))
+    )
     if graph.updates:
         parts.append(_section("Update", pretty(graph.update_let, graph.updates, graph.bindings)))
     if graph.gradients:
@@ -72,7 +74,11 @@ def _derived(graph: Graph) -> str:
     found = {n: node for n, node in autodiff.derive(graph).items() if node is not None}
     b = graph.builder
     new = tidy(b, found.values())
-    names = {bound.node.serial: bound.name for bound in reversed((*graph.bindings, *graph.let)) if bound.node.op not in ("const", "read")}
+    names = {
+        bound.node.serial: bound.name
+        for bound in reversed((*graph.bindings, *graph.let))
+        if bound.node.op not in ("const", "read")
+    }
     return "\n".join(f"{n} = {spell(new[node.serial], names)}" for n, node in found.items()) or "none"
 
 
@@ -116,18 +122,27 @@ def plan_text(plan: OpPlan) -> str:
     graph = plan.graphs[0][1]
     lines = [f"why: {plan.reason}"]
     writes = ", ".join(o.name for o in plan.op.outputs)
-    lines.append(f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}")
+    lines.append(
+        f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}"
+    )
     if module.backward is not None:
         grads = ", ".join(f"d{n}" for n in plan.gradients)
         lines.append(f"backward: 1 launch, {module.backward.name}: reads {', '.join(plan.backward_reads) or 'nothing'}; allocates and writes {grads}, "
                      "each only if it is needed")  # fmt: skip
         for name, cotangent, test in module.passes:
-            lines.append(f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it")
+            lines.append(
+                f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
+            )
         if plan.summed:
             lines.append(f"  where {', '.join(plan.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
                          "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
     for dtype, item in _ITEMS:
         forward, backward = bytes_per_element(plan, item)
-        lines.append(f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else ""))
-    lines.append(f"operations an element: {flops(_nodes(graph.outputs))} forward" + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else ""))
+        lines.append(
+            f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
+        )
+    lines.append(
+        f"operations an element: {flops(_nodes(graph.outputs))} forward"
+        + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")
+    )
     return "\n".join(lines)

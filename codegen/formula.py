@@ -13,11 +13,27 @@ import io
 import keyword
 import math
 import tokenize
+import warnings
 from dataclasses import dataclass
 
 from codegen.diagnostics import Report, Span
 from codegen.spec import (
-    Binary, Binding, Call, Compare, Dots, Expr, Formula, IfElse, IsNone, Item, Keyword, Logic, Name, Number, Text, Unary,
+    Binary,
+    Binding,
+    Call,
+    Compare,
+    Dots,
+    Expr,
+    Formula,
+    IfElse,
+    IsNone,
+    Item,
+    Keyword,
+    Logic,
+    Name,
+    Number,
+    Text,
+    Unary,
 )  # fmt: skip
 
 _DEEPEST = 60
@@ -90,7 +106,11 @@ def parse_block(text: str, anchor: Anchor, report: Report) -> Formula:
         over = tuple(above[k] for k in range(previous + 1, first) if k in above)
         previous = last
         span = reader.span(statement)
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
+        if (
+            not isinstance(statement, ast.Assign)
+            or len(statement.targets) != 1
+            or not isinstance(statement.targets[0], ast.Name)
+        ):
             report.error(span, "not-a-statement", "a statement is `name = expression`")
             continue
         name = statement.targets[0].id
@@ -127,7 +147,9 @@ def _parsed(text: str, anchor: Anchor, report: Report, mode: str) -> ast.AST | N
         fault = (0, 0, "a NUL character")
     try:
         if fault is None:
-            return ast.parse(text, mode=mode)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
+                return ast.parse(text, mode=mode)
     except SyntaxError as error:
         fault = ((error.lineno or 1) - 1, max((error.offset or 1) - 1, 0), error.msg)
     except (RecursionError, MemoryError):
@@ -158,7 +180,11 @@ class _Reader:
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> Span:
         start = self._chars(node.lineno, node.col_offset)
-        end = self._chars(node.lineno, node.end_col_offset or 0) if node.end_lineno == node.lineno else len(self.lines[node.lineno - 1])
+        end = (
+            self._chars(node.lineno, node.end_col_offset or 0)
+            if node.end_lineno == node.lineno
+            else len(self.lines[node.lineno - 1])
+        )
         return self.anchor.span(node.lineno - 1, start, end)
 
     def _chars(self, line: int, offset: int) -> int:
@@ -185,7 +211,9 @@ class _Reader:
             case ast.Compare():
                 return self._compare(node, span, depth)
             case ast.IfExp(test, body, orelse):
-                return IfElse(self.read(test, depth + 1), self.read(body, depth + 1), self.read(orelse, depth + 1), span)
+                return IfElse(
+                    self.read(test, depth + 1), self.read(body, depth + 1), self.read(orelse, depth + 1), span
+                )
             case ast.Call():
                 return self._call(node, span, depth)
             case ast.Subscript(ast.Name(id), ast.Constant(int() as index)) if not isinstance(index, bool):
@@ -207,7 +235,9 @@ class _Reader:
             return Text(value, span)
         if value is Ellipsis:
             return Dots(span)
-        raise _Refused(span, "not-in-language", f"`{node.value!r}` is not a number", "ask `x is None` of an optional argument")
+        raise _Refused(
+            span, "not-in-language", f"`{node.value!r}` is not a number", "ask `x is None` of an optional argument"
+        )
 
     def _name(self, id: str, span: Span) -> Expr:
         if id in _NAMED:
@@ -254,7 +284,12 @@ class _Reader:
 
     def _call(self, node: ast.Call, span: Span, depth: int) -> Expr:
         if not isinstance(node.func, ast.Name):
-            raise _Refused(span, "not-in-language", f"`{ast.unparse(node.func)[:40]}` is not a function", "functions have plain names")
+            raise _Refused(
+                span,
+                "not-in-language",
+                f"`{ast.unparse(node.func)[:40]}` is not a function",
+                "functions have plain names",
+            )
         args = []
         for arg in node.args:
             if isinstance(arg, ast.Starred):

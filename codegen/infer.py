@@ -11,22 +11,54 @@ One fault a statement is reported; a name whose statement failed is known and si
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from codegen import rewrite
 from codegen.diagnostics import Report, Span, nearest
 from codegen.ir import Axis, Bound, Builder, Graph, Node, Target, Tensor, TypeFault, check
 from codegen.primitives import MONOIDS, RULES, SCANS, TABLE
 from codegen.spec import (
-    PACK, AttrDecl, Axes, AxesChoice, Backward, Binary, Binding, Call, Compare, Dim, Dots, Entry, Expr, IfElse, IsNone, Item, Logic,
-    Name, Number, OpSpec, TensorDecl, Text, Unary,
+    PACK,
+    AttrDecl,
+    Axes,
+    AxesChoice,
+    Backward,
+    Binary,
+    Binding,
+    Call,
+    Compare,
+    Dim,
+    Dots,
+    Entry,
+    Expr,
+    IfElse,
+    IsNone,
+    Item,
+    Logic,
+    Name,
+    Number,
+    OpSpec,
+    TensorDecl,
+    Text,
+    Unary,
 )  # fmt: skip
 from codegen.variants import NUMBER_KIND, Variant, atoms, has, holds
 
 F32_MAX = 3.4028234663852886e38
 
-_BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod", "**": "pow", "&": "and", "|": "or"}
+_BINARY = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "&": "and",
+    "|": "or",
+}
 _COMPARE = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 _STRUCTURAL = (
     *MONOIDS, *SCANS[:2], "dot", "at", "add_at", "stack", "index", "size", "uniform", "one_hot", "replace", "stop_gradient",
@@ -194,7 +226,9 @@ class _Inference:
                 self.report.error(factor.span, "axis-or-pack", f"`{factor.name}` is an axis here and a pack elsewhere",
                                   f"write `{factor.name}...` in both places, or in neither")  # fmt: skip
             elif old is not None and None not in (old.fixed, new.fixed) and old.fixed != new.fixed:
-                self.report.error(factor.span, "axis-extent", f"`{factor.name}` has extent {new.fixed} here and {old.fixed} elsewhere")
+                self.report.error(
+                    factor.span, "axis-extent", f"`{factor.name}` has extent {new.fixed} here and {old.fixed} elsewhere"
+                )
             elif old is None or new.fixed is not None:
                 self.builder.axes[factor.name] = new
 
@@ -249,7 +283,9 @@ class _Inference:
             self.reading = set()
             self.usage.spans.setdefault(binding.name, binding.span)
             if binding.name in self.scope:
-                self.report.error(binding.span, "set-twice", f"`{binding.name}` is set twice", "give each value a name of its own")
+                self.report.error(
+                    binding.span, "set-twice", f"`{binding.name}` is set twice", "give each value a name of its own"
+                )
                 continue
             try:
                 node = self.value(binding.expr)
@@ -358,7 +394,11 @@ class _Inference:
         """An output that a gradient names is read again as it was stored, unless `save:` lists other values alone."""
         saved = None if backward.save is None else {s.name for s in backward.save}
         for decl in self.op.outputs:
-            if decl.name in self.tensors and isinstance(self.scope.get(decl.name), Node) and (saved is None or decl.name in saved):
+            if (
+                decl.name in self.tensors
+                and isinstance(self.scope.get(decl.name), Node)
+                and (saved is None or decl.name in saved)
+            ):
                 self.scope[decl.name] = self.builder.read(self.tensors[decl.name])
 
     def _add_cotangents(self) -> None:
@@ -400,11 +440,21 @@ class _Inference:
             case Call():
                 return self._call(expr)
             case IsNone(name, _, span):
-                raise Fault(span, "misplaced-condition", f"`{name.id} is None` is a condition", "write `a if ... is None else b`")
+                raise Fault(
+                    span,
+                    "misplaced-condition",
+                    f"`{name.id} is None` is a condition",
+                    "write `a if ... is None else b`",
+                )
             case Text(value, span):
                 raise Fault(span, "misplaced-text", f'"{value}" is a text: compare it with an enum attr')
             case Dots(span):
-                raise Fault(span, "misplaced-axis", "`...` is a pack of axes, not a value", "the number of its elements is `size(...)`")
+                raise Fault(
+                    span,
+                    "misplaced-axis",
+                    "`...` is a pack of axes, not a value",
+                    "the number of its elements is `size(...)`",
+                )
         raise AssertionError(expr)
 
     def _count_condition(self, cond: Expr) -> None:
@@ -416,10 +466,9 @@ class _Inference:
         args = [self.value(o) for o in operands]
         return self._typed(lambda: self.builder.node(op, args), span)
 
-    def _typed(self, build, span: Span) -> Node:  # type: ignore[no-untyped-def]
+    def _typed(self, build: Callable[[], Node], span: Span) -> Node:
         try:
-            node: Node = build()
-            return node
+            return build()
         except TypeFault as fault:
             raise Fault(span, fault.code, fault.text, fault.hint) from None
 
@@ -442,7 +491,12 @@ class _Inference:
         if id in self.decls:
             return self._attr(self.decls[id], span)
         if id in self.builder.axes:
-            raise Fault(span, "axis-as-value", f"`{id}` is an axis, not a value", f"the extent is `size({id})`, the coordinate `index({id})`")
+            raise Fault(
+                span,
+                "axis-as-value",
+                f"`{id}` is an axis, not a value",
+                f"the extent is `size({id})`, the coordinate `index({id})`",
+            )
         raise Fault(span, "unknown-name", f"`{id}` is not defined here", self._hint(id))
 
     def _hint(self, id: str) -> str:
@@ -464,23 +518,32 @@ class _Inference:
         if decl.type == "enum":
             raise Fault(span, "enum-as-value", f"`{decl.name}` is a choice, not a number",
                         f'ask: `... if {decl.name} == "{decl.enum[0]}" else ...`')  # fmt: skip
-        if decl.tuple is not None:
-            raise Fault(span, "tuple-as-value", f"`{decl.name}` is a tuple of {decl.tuple}", f"write `{decl.name}[0]`")
+        if decl.arity is not None:
+            raise Fault(span, "tuple-as-value", f"`{decl.name}` is a tuple of {decl.arity}", f"write `{decl.name}[0]`")
         if decl.type == "bool":
-            raise Fault(span, "flag-as-value", f"`{decl.name}` is a flag, not a number", f"ask: `... if {decl.name} else ...`")
+            raise Fault(
+                span, "flag-as-value", f"`{decl.name}` is a flag, not a number", f"ask: `... if {decl.name} else ...`"
+            )
         if decl.optional and not self.variant.get(has(decl.name), True):
             text, hint = f"`{decl.name}` may be None here", f"ask first: `... if {decl.name} is None else ...`"
             raise Fault(span, "absent-attr", text, hint, absent=True)
         if decl.type == "float" and self.variant.get(NUMBER_KIND, "float") == "int":
-            return self.builder.attr(replace(decl, type="int"))  # weak, like a literal; the host checks that it is whole
+            return self.builder.attr(
+                replace(decl, type="int")
+            )  # weak, like a literal; the host checks that it is whole
         return self.builder.attr(decl)
 
     def _item(self, name: Name, index: int, span: Span) -> Node:
         decl = self.decls.get(name.id)
-        if decl is None or decl.tuple is None:
-            raise Fault(span, "not-a-tuple", f"`{name.id}` is not a tuple attr", nearest(name.id, [n for n, d in self.decls.items() if d.tuple]))
-        if not 0 <= index < decl.tuple:
-            raise Fault(span, "tuple-index", f"`{name.id}` has {decl.tuple} items, counted from 0")
+        if decl is None or decl.arity is None:
+            raise Fault(
+                span,
+                "not-a-tuple",
+                f"`{name.id}` is not a tuple attr",
+                nearest(name.id, [n for n, d in self.decls.items() if d.arity]),
+            )
+        if not 0 <= index < decl.arity:
+            raise Fault(span, "tuple-index", f"`{name.id}` has {decl.arity} items, counted from 0")
         return self.builder.attr(decl, index)
 
     # -------------------------------------------------------------------------------- calls
@@ -510,7 +573,12 @@ class _Inference:
         out: dict[str, Expr] = {}
         for keyword in call.keywords:
             if keyword.name not in allowed:
-                raise Fault(keyword.span, "unknown-keyword", f"`{call.func}` has no keyword `{keyword.name}`", nearest(keyword.name, allowed))
+                raise Fault(
+                    keyword.span,
+                    "unknown-keyword",
+                    f"`{call.func}` has no keyword `{keyword.name}`",
+                    nearest(keyword.name, allowed),
+                )
             if keyword.name in out:
                 raise Fault(keyword.span, "keyword-twice", f"`{keyword.name}` is given twice")
             out[keyword.name] = keyword.value
@@ -521,7 +589,9 @@ class _Inference:
         for expr in exprs:
             name = PACK if isinstance(expr, Dots) else expr.id if isinstance(expr, Name) else None
             if name is None:
-                raise Fault(expr.span, "not-an-axis", f"`{call.func}` wants axes here", "name them: `sum(x, N)`, `sum(x, ...)`")
+                raise Fault(
+                    expr.span, "not-an-axis", f"`{call.func}` wants axes here", "name them: `sum(x, N)`, `sum(x, ...)`"
+                )
             if name not in self.builder.axes:
                 hint = nearest(name, self.builder.axes) or f"the op's axes: {', '.join(self.builder.axes)}"
                 raise Fault(expr.span, "unknown-axis", f"`{name}` is not an axis of this op", hint)
@@ -532,23 +602,33 @@ class _Inference:
 
     def _operands(self, call: Call, count: int) -> list[Node]:
         if len(call.args) < count:
-            raise Fault(call.span, "wrong-arity", f"`{call.func}` takes {_count(count, 'operand')} and axes, not {len(call.args)}")
+            raise Fault(
+                call.span,
+                "wrong-arity",
+                f"`{call.func}` takes {_count(count, 'operand')} and axes, not {len(call.args)}",
+            )
         return [self.value(a) for a in call.args[:count]]
 
     def _some_axes(self, call: Call, exprs: tuple[Expr, ...]) -> tuple[str, ...]:
         if not exprs:
             hint = {"max": "of two values: `maximum(a, b)`", "min": "of two values: `minimum(a, b)`"}
-            raise Fault(call.span, "no-axes", f"`{call.func}` without axes", hint.get(call.func, f"`{call.func}(x, N)`"))
+            raise Fault(
+                call.span, "no-axes", f"`{call.func}` without axes", hint.get(call.func, f"`{call.func}(x, N)`")
+            )
         return self._axes_of(call, exprs)
 
     def _reduction(self, call: Call) -> Node:
         given = self._keywords(call, *(("correction",) if call.func == "var" else ()))
         (x,) = self._operands(call, 1)
         axes = self._some_axes(call, call.args[1:])
-        extra = [self.value(given["correction"])] if "correction" in given else [self.builder.const(1)] if call.func == "var" else []
+        extra = (
+            [self.value(given["correction"])]
+            if "correction" in given
+            else [self.builder.const(1)] if call.func == "var" else []
+        )
         if call.func == "prod":  # one axis after the other: its adjoint scans each
             for axis in axes[:-1]:
-                x = self._typed(lambda x=x, axis=axis: self.builder.reduce("prod", x, (axis,)), call.span)
+                x = self._typed(partial(self.builder.reduce, "prod", x, (axis,)), call.span)
             axes = axes[-1:]
         return self._typed(lambda: self.builder.reduce(call.func, x, axes, *extra), call.span)
 
@@ -581,7 +661,12 @@ class _Inference:
             elif keyword.name in index:
                 raise Fault(keyword.span, "keyword-twice", f"`{keyword.name}` is given twice")
             elif keyword.name not in self.builder.axes:
-                raise Fault(keyword.span, "unknown-axis", f"`{keyword.name}` is not an axis of this op", nearest(keyword.name, self.builder.axes))
+                raise Fault(
+                    keyword.span,
+                    "unknown-axis",
+                    f"`{keyword.name}` is not an axis of this op",
+                    nearest(keyword.name, self.builder.axes),
+                )
             else:
                 index[keyword.name] = self.value(keyword.value)
         if not index:
@@ -591,16 +676,19 @@ class _Inference:
     def _call_at(self, call: Call) -> Node:
         (x,) = self._operands(call, 1)
         if len(call.args) > 1:
-            raise Fault(call.args[1].span, "wrong-arity", "`at` takes one value and an index by keyword", "`at(x, N=i)`")
+            raise Fault(
+                call.args[1].span, "wrong-arity", "`at` takes one value and an index by keyword", "`at(x, N=i)`"
+            )
         index, rest = self._index_map(call, "fill")
         fill = self.value(rest["fill"]) if "fill" in rest else None
+        built = self._typed(lambda: self.builder.at(x, index, fill), call.span)
         if fill is None:
             for axis, i in index.items():
                 self._bounded(call, x, axis, i)
         if x.op == "const" and x.params[1]:  # an absent tensor is the same everywhere
             axes = (x.axes - frozenset(index)).union(*(i.axes for i in index.values()))
             return self.builder.const(x.params[0], axes, x.params[2])
-        return self._typed(lambda: self.builder.at(x, index, fill), call.span)
+        return built
 
     def _bounded(self, call: Call, x: Node, axis: str, i: Node) -> None:
         """Without `fill` an index from a tensor needs the contract `indexes:`."""
@@ -613,7 +701,12 @@ class _Inference:
         extent = self.builder.axes[axis].fixed
         constant = rewrite.constant(i)
         if extent is not None and isinstance(constant, int) and not 0 <= constant < extent:
-            raise Fault(call.span, "index-range", f"index {constant} along `{axis}`, which has extent {extent}", "negative indices never wrap")
+            raise Fault(
+                call.span,
+                "index-range",
+                f"index {constant} along `{axis}`, which has extent {extent}",
+                "negative indices never wrap",
+            )
 
     def _call_add_at(self, call: Call) -> Node:
         (g,) = self._operands(call, 1)
@@ -624,7 +717,9 @@ class _Inference:
     def _call_stack(self, call: Call) -> Node:
         self._keywords(call)
         if len(call.args) < 2:
-            raise Fault(call.span, "wrong-arity", "`stack` takes values and an axis of fixed extent", "`stack(a, b, S)`")
+            raise Fault(
+                call.span, "wrong-arity", "`stack` takes values and an axis of fixed extent", "`stack(a, b, S)`"
+            )
         (axis,) = self._axes_of(call, call.args[-1:])
         values = [self.value(a) for a in call.args[:-1]]
         return self._typed(lambda: self.builder.node("stack", values, (axis,)), call.span)
@@ -677,7 +772,9 @@ class _Inference:
 
     def _exactly(self, call: Call, count: int) -> list[Node]:
         if len(call.args) != count:
-            raise Fault(call.span, "wrong-arity", f"`{call.func}` takes {_count(count, 'operand')}, not {len(call.args)}")
+            raise Fault(
+                call.span, "wrong-arity", f"`{call.func}` takes {_count(count, 'operand')}, not {len(call.args)}"
+            )
         return self._operands(call, count)
 
 

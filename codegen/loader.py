@@ -11,12 +11,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from codegen.diagnostics import Note, Report, Span, nearest
 from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr
 from codegen.spec import (
-    DTYPES, INTS, PACK, AttrDecl, Axes, AxesChoice, Backward, Call, Dim, Domain, Entry, Expr, Factor, Formula, Name, Number, OpSpec,
-    Requirement, Saved, SizeDef, TensorDecl, Text, Unary, Update,
+    DTYPES,
+    INTS,
+    PACK,
+    AttrDecl,
+    Axes,
+    AxesChoice,
+    Backward,
+    Call,
+    Dim,
+    Domain,
+    Entry,
+    Expr,
+    Factor,
+    Formula,
+    Name,
+    Number,
+    OpSpec,
+    Requirement,
+    Saved,
+    SizeDef,
+    TensorDecl,
+    Text,
+    Unary,
+    Update,
 )  # fmt: skip
 from codegen.yamltree import Mapping, Scalar, Tree, compose
 from codegen.yamltree import Sequence as YamlSequence
@@ -25,7 +48,20 @@ OP_KEYS = (
     "op", "doc", "inputs", "params", "buffers", "state", "attrs", "sizes", "requires", "domain", "signature", "outputs",
     "forward", "update", "backward", "reference", "schedule",
 )  # fmt: skip
-TENSOR_KEYS = ("axes", "dtype", "broadcast", "scalar", "optional", "default", "indexes", "or", "init", "when", "arg", "differentiable")
+TENSOR_KEYS = (
+    "axes",
+    "dtype",
+    "broadcast",
+    "scalar",
+    "optional",
+    "default",
+    "indexes",
+    "or",
+    "init",
+    "when",
+    "arg",
+    "differentiable",
+)
 ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps")
 _FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
 _MODULES = ("runtime", "ops")
@@ -63,12 +99,24 @@ def _files(paths: Sequence[Path], root: Path, report: Report) -> Iterator[tuple[
         if not path.exists():
             report.error(Span(_shown(path, root), 1, 1), "no-such-file", "there is no such file or folder")
             continue
-        inside = sorted((p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()), key=lambda p: p.as_posix()) if path.is_dir() else [path]
+        inside = (
+            sorted(
+                (p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()),
+                key=lambda p: p.as_posix(),
+            )
+            if path.is_dir()
+            else [path]
+        )
         if path.is_dir() and not inside:
             report.error(Span(_shown(path, root), 1, 1), "no-specs", "no *.yaml in this folder")
         for file in inside:
             if path.is_dir() and not file.resolve().is_relative_to(path.resolve()):
-                report.error(Span(_shown(file, root), 1, 1), "link", "this link leads out of the folder of specs", "copy the file here")
+                report.error(
+                    Span(_shown(file, root), 1, 1),
+                    "link",
+                    "this link leads out of the folder of specs",
+                    "copy the file here",
+                )
             elif file.resolve() not in seen:
                 seen.add(file.resolve())
                 yield _shown(file, root), file
@@ -93,11 +141,23 @@ def _text(name: str, path: Path, report: Report) -> str | None:
         return None
     text = text.replace("\r\n", "\n")
     report.add_source(name, text)
-    bad = next((i for i, c in enumerate(text) if c == "\ufeff" or (ord(c) < 32 and c not in "\n\t") or c in "\x7f\x85\u2028\u2029"), None)
+    bad = next(
+        (
+            i
+            for i, c in enumerate(text)
+            if c == "\ufeff" or (ord(c) < 32 and c not in "\n\t") or c in "\x7f\x85\u2028\u2029"
+        ),
+        None,
+    )
     if bad is not None:
         line = text.count("\n", 0, bad) + 1
         col = bad - (text.rfind("\n", 0, bad) + 1) + 1
-        report.error(Span(name, line, col), "control-character", f"the character U+{ord(text[bad]):04X} has no place in a spec", "delete it")
+        report.error(
+            Span(name, line, col),
+            "control-character",
+            f"the character U+{ord(text[bad]):04X} has no place in a spec",
+            "delete it",
+        )
         return None
     return text
 
@@ -129,7 +189,11 @@ def _unique(ops: list[OpSpec], report: Report) -> tuple[OpSpec, ...]:
         if other is op:
             out.append(op)
             continue
-        text = f"op `{op.name}` is declared twice" if other.name == op.name else f"ops `{op.name}` and `{other.name}` differ only in case"
+        text = (
+            f"op `{op.name}` is declared twice"
+            if other.name == op.name
+            else f"ops `{op.name}` and `{other.name}` differ only in case"
+        )
         report.error(op.span, "duplicate-op", text, "", [Note("first here:", other.span)])
     return tuple(out)
 
@@ -175,7 +239,12 @@ class _OpReader:
     def _known(self, tree: Mapping, keys: Sequence[str], what: str) -> None:
         for key, _ in tree.items:
             if key.text not in keys:
-                self.fault(key.span, "unknown-key", f"`{key.text}` is not a key of {what}", nearest(key.text, keys) or f"keys: {', '.join(keys)}")
+                self.fault(
+                    key.span,
+                    "unknown-key",
+                    f"`{key.text}` is not a key of {what}",
+                    nearest(key.text, keys) or f"keys: {', '.join(keys)}",
+                )
 
     def _op_name(self, tree: Mapping) -> Scalar | None:
         name = tree.get("op")
@@ -226,7 +295,13 @@ class _OpReader:
             self.fault(key.span, "bad-name", fault, f"choose another name for the {what}; `arg:` gives it a public one")
             return False
         if key.text in self.names:
-            self.fault(key.span, "name-twice", f"`{key.text}` is declared twice", "", [Note("first here:", self.names[key.text])])
+            self.fault(
+                key.span,
+                "name-twice",
+                f"`{key.text}` is declared twice",
+                "",
+                [Note("first here:", self.names[key.text])],
+            )
             return False
         self.names[key.text] = key.span
         return True
@@ -257,7 +332,9 @@ class _OpReader:
         if not self._one_piece(value, what):
             return None
         if value.style == "plain" and value.text in ("", "null", "~"):
-            self.fault(value.span, "empty-formula", f"{what} is missing", "quote it if it is a text that YAML reads as nothing")
+            self.fault(
+                value.span, "empty-formula", f"{what} is missing", "quote it if it is a text that YAML reads as nothing"
+            )
             return None
         return parse_expr(value.text.rstrip("\n"), self._anchor(value, value.text.count("\n") + 1), self.report)
 
@@ -265,14 +342,31 @@ class _OpReader:
         if value.style == ">":
             self.fault(value.span, "folded", f"{what} is folded by `>`, which loses its lines", "write `|`")
             return False
-        if value.style != "|" and value.last_line > value.span.line and value.text.strip() and not value.flow and "\n" not in value.text:
+        if (
+            value.style != "|"
+            and value.last_line > value.span.line
+            and value.text.strip()
+            and not value.flow
+            and "\n" not in value.text
+        ):
             last = self.lines[value.last_line - 2 : value.last_line]
             if value.last_line - value.span.line > 1 or (last and last[-1].strip()):
-                many = [k for k in range(value.span.line, value.last_line) if k < len(self.lines) and self.lines[k].strip()]
-                if value.style == "plain" and many and not self.lines[value.span.line - 1].rstrip().endswith(value.text.rstrip()):
+                many = [
+                    k for k in range(value.span.line, value.last_line) if k < len(self.lines) and self.lines[k].strip()
+                ]
+                if (
+                    value.style == "plain"
+                    and many
+                    and not self.lines[value.span.line - 1].rstrip().endswith(value.text.rstrip())
+                ):
                     first_line = self.lines[value.span.line - 1][value.span.col - 1 :].split(" #")[0].strip()
                     if first_line != value.text.strip():
-                        self.fault(value.span, "several-lines", f"{what} runs over several lines", "write `|` and the formula below it")
+                        self.fault(
+                            value.span,
+                            "several-lines",
+                            f"{what} runs over several lines",
+                            "write `|` and the formula below it",
+                        )
                         return False
         return True
 
@@ -300,7 +394,12 @@ class _OpReader:
         if name in RESERVED:
             self.fault(span, "bad-name", f"`{name}` is reserved")
         elif name in self.axes or name[0].isupper():
-            self.fault(span, "bad-name", f"`{name}` is the name of an axis, or looks like one", "values begin with a small letter")
+            self.fault(
+                span,
+                "bad-name",
+                f"`{name}` is the name of an axis, or looks like one",
+                "values begin with a small letter",
+            )
 
     # -------------------------------------------------------------------------------- tensors
 
@@ -329,7 +428,7 @@ class _OpReader:
         return decl if fields is None else self._fields(decl, fields)
 
     def _fields(self, decl: TensorDecl, fields: Mapping) -> TensorDecl:
-        changes: dict[str, object] = {}
+        changes: dict[str, Any] = {}
         for key in ("broadcast", "scalar", "optional", "differentiable"):
             if fields.get(key) is not None:
                 changes[key] = self._flag(fields.get(key))
@@ -345,21 +444,39 @@ class _OpReader:
         if fields.get("when") is not None:
             changes["when"] = self.expr(fields.get("when"), "`when`")
         self._field_rules(decl, fields, changes)
-        return replace(decl, **changes)  # type: ignore[arg-type]
+        return replace(decl, **changes)
 
-    def _field_rules(self, decl: TensorDecl, fields: Mapping, changes: dict[str, object]) -> None:
+    def _field_rules(self, decl: TensorDecl, fields: Mapping, changes: dict[str, Any]) -> None:
         spans = {k.text: v.span for k, v in fields.items}
         dtype = changes.get("dtype", "float")
         if dtype not in DTYPES:
-            self.fault(spans["dtype"], "unknown-dtype", f"`{dtype}` is not a dtype", nearest(str(dtype), DTYPES) or f"dtypes: {', '.join(DTYPES)}")
-        if changes.get("scalar") and (not isinstance(decl.axes, Axes) or any(d.kind != "pack" or d.factors[0].name != PACK for d in decl.axes.dims)):
+            self.fault(
+                spans["dtype"],
+                "unknown-dtype",
+                f"`{dtype}` is not a dtype",
+                nearest(str(dtype), DTYPES) or f"dtypes: {', '.join(DTYPES)}",
+            )
+        if changes.get("scalar") and (
+            not isinstance(decl.axes, Axes)
+            or any(d.kind != "pack" or d.factors[0].name != PACK for d in decl.axes.dims)
+        ):
             self.fault(spans["scalar"], "scalar-axes", f"`{decl.name}` has named axes, so no number can stand for it")
         if "default" in changes and not changes.get("optional"):
-            self.fault(spans["default"], "default-without-optional", f"`{decl.name}` has a default, but is not optional", "add `optional: true`")
+            self.fault(
+                spans["default"],
+                "default-without-optional",
+                f"`{decl.name}` has a default, but is not optional",
+                "add `optional: true`",
+            )
         if "arg" in changes and identifier_fault(str(changes["arg"])):
             self.fault(spans["arg"], "bad-name", identifier_fault(str(changes["arg"])))
         if "differentiable" in changes and decl.role != "output":
-            self.fault(spans["differentiable"], "misplaced-key", "`differentiable` is for outputs", f"write `{decl.name}: not_differentiable` under `backward`")
+            self.fault(
+                spans["differentiable"],
+                "misplaced-key",
+                "`differentiable` is for outputs",
+                f"write `{decl.name}: not_differentiable` under `backward`",
+            )
         if changes.get("optional") and decl.role == "output":
             self.fault(spans["optional"], "misplaced-key", "an output is not optional", "write `when: COND`")
 
@@ -381,7 +498,9 @@ class _OpReader:
             return self._checked(Axes(tuple(d for d in dims if d is not None), tree.span))
         if isinstance(tree, Scalar) and "if" in tree.text.split():
             return self._axes_choice(tree, tree.text, tree.span.col + (tree.style in "'\""))
-        self.fault(tree.span, "not-axes", "axes are a list: `[..., N]`", "a choice is quoted: `'[...] if COND else []'`")
+        self.fault(
+            tree.span, "not-axes", "axes are a list: `[..., N]`", "a choice is quoted: `'[...] if COND else []'`"
+        )
         return None
 
     def _axes_choice(self, tree: Scalar, text: str, col: int) -> Axes | AxesChoice | None:
@@ -435,10 +554,20 @@ class _OpReader:
             return None
         fault = identifier_fault(name)
         if fault or not name[0].isupper():
-            self.fault(span, "bad-axis", fault or f"`{name}` is not an axis: axes begin with a capital", f"`{name[:1].upper()}{name[1:]}`" if not fault else "")
+            self.fault(
+                span,
+                "bad-axis",
+                fault or f"`{name}` is not an axis: axes begin with a capital",
+                f"`{name[:1].upper()}{name[1:]}`" if not fault else "",
+            )
             return None
         if "=" in text and (not extent.isascii() or not extent.isdigit() or not 0 < int(extent) < 1025):
-            self.fault(span, "bad-extent", f"`{extent}` is not an extent", "a fixed extent is a whole number from 1 to 1024: `S=2`")
+            self.fault(
+                span,
+                "bad-extent",
+                f"`{extent}` is not an extent",
+                "a fixed extent is a whole number from 1 to 1024: `S=2`",
+            )
             return None
         self.axes.setdefault(name, span)
         return Factor(name, int(extent) if extent else None, span)
@@ -466,7 +595,12 @@ class _OpReader:
 
     def _attr(self, name: Scalar, value: Tree) -> AttrDecl | None:
         if not isinstance(value, Mapping):
-            self.fault(value.span, "not-a-map", f"`{name.text}` is declared by a map", "`{default: 1e-6}`; `{}` for one without default")
+            self.fault(
+                value.span,
+                "not-a-map",
+                f"`{name.text}` is declared by a map",
+                "`{default: 1e-6}`; `{}` for one without default",
+            )
             return None
         self._known(value, ATTR_KEYS, "an attr")
         enum = self._words(value.get("enum"), "`enum`")
@@ -491,7 +625,12 @@ class _OpReader:
             return None, False
         if enum:
             if value.text not in enum:
-                self.fault(value.span, "unknown-choice", f"`{value.text}` is not a choice of `{name.text}`", nearest(value.text, enum) or f"choices: {', '.join(enum)}")
+                self.fault(
+                    value.span,
+                    "unknown-choice",
+                    f"`{value.text}` is not a choice of `{name.text}`",
+                    nearest(value.text, enum) or f"choices: {', '.join(enum)}",
+                )
             return Text(value.text, value.span), False
         if value.text == "all":
             return None, True
@@ -507,7 +646,12 @@ class _OpReader:
     def _attr_type(self, value: Mapping, enum: tuple[str, ...], default: Expr | None) -> str:
         given = self._scalar(value.get("type"), "`type`")
         if given is not None and given.text not in ("float", "int", "bool"):
-            self.fault(given.span, "unknown-type", f"`{given.text}` is not a type of attrs", nearest(given.text, ("float", "int", "bool")) or "types: float, int, bool")
+            self.fault(
+                given.span,
+                "unknown-type",
+                f"`{given.text}` is not a type of attrs",
+                nearest(given.text, ("float", "int", "bool")) or "types: float, int, bool",
+            )
         if enum:
             return "enum"
         if given is not None:
@@ -577,7 +721,9 @@ class _OpReader:
         for k, line in enumerate(lines):
             if not line.strip() or line.strip().startswith("#"):
                 continue
-            expr = parse_expr(line, Anchor(self.file, anchor.line + k, (anchor.cols[min(k, len(anchor.cols) - 1)],)), self.report)
+            expr = parse_expr(
+                line, Anchor(self.file, anchor.line + k, (anchor.cols[min(k, len(anchor.cols) - 1)],)), self.report
+            )
             if expr is not None:
                 out.append(Requirement(expr, line.split("#")[0].strip(), expr.span))
         return tuple(out)
@@ -587,9 +733,13 @@ class _OpReader:
         out = []
         for name, value in group.items if group is not None else ():
             if name.text not in self.names:
-                self.fault(name.span, "unknown-name", f"`{name.text}` is not an argument", nearest(name.text, self.names))
+                self.fault(
+                    name.span, "unknown-name", f"`{name.text}` is not an argument", nearest(name.text, self.names)
+                )
                 continue
-            ends = [self._number(i, "an end of a domain") for i in value.items] if isinstance(value, YamlSequence) else []
+            ends = (
+                [self._number(i, "an end of a domain") for i in value.items] if isinstance(value, YamlSequence) else []
+            )
             if len(ends) != 2 or any(e is None for e in ends):
                 self.fault(value.span, "bad-domain", "a domain is a list of two numbers", "`[0, inf]`")
                 continue
@@ -600,8 +750,12 @@ class _OpReader:
                 out.append(Domain(name.text, low, high, name.span))
         return tuple(out)
 
-    def _signature(self, tree: Mapping, groups: dict[str, tuple[TensorDecl, ...]], attrs: tuple[AttrDecl, ...]) -> tuple[str, ...]:
-        usual = [t.name for role in ("input", "param", "buffer", "state") for t in groups[role]] + [a.name for a in attrs]
+    def _signature(
+        self, tree: Mapping, groups: dict[str, tuple[TensorDecl, ...]], attrs: tuple[AttrDecl, ...]
+    ) -> tuple[str, ...]:
+        usual = [t.name for role in ("input", "param", "buffer", "state") for t in groups[role]] + [
+            a.name for a in attrs
+        ]
         value = tree.get("signature")
         if value is None:
             return tuple(usual)
@@ -674,7 +828,12 @@ class _OpReader:
         bound = {b.name for b in op.forward}
         for output in op.outputs:
             if output.name not in bound:
-                self.fault(output.span, "missing-formula", f"nothing sets the output `{output.name}`", nearest(output.name, bound))
+                self.fault(
+                    output.span,
+                    "missing-formula",
+                    f"nothing sets the output `{output.name}`",
+                    nearest(output.name, bound),
+                )
         if not op.outputs and op.update is None:
             self.fault(op.span, "no-outputs", f"`{op.name}` has neither outputs nor an update")
         self._reserved_cotangents(op)
@@ -684,10 +843,20 @@ class _OpReader:
         if op.backward is not None and op.backward.differentiable:
             self._check_backward(op, op.backward)
         elif op.backward is None and tree.get("backward") is None and any(o.dtype in _FLOATING for o in op.outputs):
-            self.fault(op.span, "missing-backward", f"`{op.name}` declares no derivative", "write formulas, `auto`, or `backward: not_differentiable`")
+            self.fault(
+                op.span,
+                "missing-backward",
+                f"`{op.name}` declares no derivative",
+                "write formulas, `auto`, or `backward: not_differentiable`",
+            )
         if op.schedule not in ("", "none", "pointwise"):
             span = getattr(tree.get("schedule"), "span", op.span)
-            self.fault(span, "unknown-schedule", f"`{op.schedule}` is not a schedule", nearest(op.schedule, ("none", "pointwise")) or "schedules: pointwise, none")
+            self.fault(
+                span,
+                "unknown-schedule",
+                f"`{op.schedule}` is not a schedule",
+                nearest(op.schedule, ("none", "pointwise")) or "schedules: pointwise, none",
+            )
         public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
         for tensor in op.arguments:
             if public.count(tensor.arg) > 1:
@@ -695,7 +864,11 @@ class _OpReader:
 
     def _reserved_cotangents(self, op: OpSpec) -> None:
         taken = {f"d{o.name}" for o in op.outputs}
-        named = [(t.name, t.span) for t in op.tensors] + [(a.name, a.span) for a in op.attrs] + [(b.name, b.span) for b in op.forward]
+        named = (
+            [(t.name, t.span) for t in op.tensors]
+            + [(a.name, a.span) for a in op.attrs]
+            + [(b.name, b.span) for b in op.forward]
+        )
         named += [(b.name, b.span) for b in (op.backward.let if op.backward else ())]
         for name, span in named:
             if name in taken:
@@ -705,38 +878,62 @@ class _OpReader:
         attrs = {a.name for a in op.attrs}
         for tensor in op.arguments:
             if tensor.or_attr is not None and tensor.or_attr not in attrs:
-                self.fault(tensor.span, "unknown-name", f"`or: {tensor.or_attr}` is not an attr", nearest(tensor.or_attr, attrs))
+                self.fault(
+                    tensor.span,
+                    "unknown-name",
+                    f"`or: {tensor.or_attr}` is not an attr",
+                    nearest(tensor.or_attr, attrs),
+                )
             if tensor.indexes is not None and (tensor.indexes not in self.axes or tensor.dtype not in ("int", *INTS)):
-                text = f"`{tensor.indexes}` is not an axis of this op" if tensor.indexes not in self.axes else "an index is an int tensor"
+                text = (
+                    f"`{tensor.indexes}` is not an axis of this op"
+                    if tensor.indexes not in self.axes
+                    else "an index is an int tensor"
+                )
                 self.fault(tensor.span, "bad-index", text, nearest(tensor.indexes, self.axes) or "`dtype: int`")
 
     def _check_update(self, op: OpSpec, update: Update) -> None:
         known = {t.name for t in op.buffers + op.state}
         for entry in update.entries:
             if entry.name not in known:
-                self.fault(entry.span, "unknown-name", f"`{entry.name}` is not a buffer or state", nearest(entry.name, known))
+                self.fault(
+                    entry.span, "unknown-name", f"`{entry.name}` is not a buffer or state", nearest(entry.name, known)
+                )
 
     def _check_backward(self, op: OpSpec, backward: Backward) -> None:
         wanted = {t.name: t for t in op.inputs + op.params}
-        written = {e.name for e in backward.entries} | ({k.text for k, _ in ()} or set())
+        written = {e.name for e in backward.entries}
         for entry in backward.entries:
             if entry.name not in wanted:
-                kind = "a buffer or state: it has no gradient" if entry.name in {t.name for t in op.buffers + op.state} else "not an input or param"
+                kind = (
+                    "a buffer or state: it has no gradient"
+                    if entry.name in {t.name for t in op.buffers + op.state}
+                    else "not an input or param"
+                )
                 self.fault(entry.span, "unknown-input", f"`{entry.name}` is {kind}", nearest(entry.name, wanted))
             elif wanted[entry.name].dtype not in _FLOATING:
-                self.fault(entry.span, "no-gradient", f"`{entry.name}` is {wanted[entry.name].dtype}: it has no gradient", "delete the entry")
+                self.fault(
+                    entry.span,
+                    "no-gradient",
+                    f"`{entry.name}` is {wanted[entry.name].dtype}: it has no gradient",
+                    "delete the entry",
+                )
         for name, tensor in wanted.items():
-            if name not in written and tensor.dtype in _FLOATING and not any(d.span.file == self.file and f"`{name}`" in d.text for d in self.report.errors):
+            if (
+                name not in written
+                and tensor.dtype in _FLOATING
+                and not any(d.span.file == self.file and f"`{name}`" in d.text for d in self.report.errors)
+            ):
                 self.fault(tensor.span, "missing-derivative", f"`{name}` has no entry under `backward`",
                            "write its formula, `auto`, `zero`, or `not_differentiable`")  # fmt: skip
         known = {b.name for b in (*op.forward, *backward.let)} | {t.name for t in op.tensors}
         for saved in backward.save or ():
             if saved.name not in known:
-                self.fault(saved.span, "unknown-name", f"`{saved.name}` is not a value of the op", nearest(saved.name, known))
+                self.fault(
+                    saved.span, "unknown-name", f"`{saved.name}` is not a value of the op", nearest(saved.name, known)
+                )
 
 
 def _is_pack(axes: Axes | AxesChoice) -> bool:
     """`[...]` exactly: NumPy's broadcasting is implied."""
     return isinstance(axes, Axes) and len(axes.dims) == 1 and axes.dims[0].factors[0].name == PACK
-
-

@@ -2,9 +2,9 @@
 
 Takes an `OpPlan`, returns a `Module`: parameter lists and bodies of the kernels, and what the class beside them states.
 
-    silu  ->  s = sigmoid(x)
-              y = x * s
-              tl.store(y_ptr + i, y, mask=mask)
+    y = x * s, s = sigmoid(x)  ->  s = sigmoid(x)
+                                   y = x * s
+                                   tl.store(y_ptr + i, y, mask=mask)
 
 Statements that differ between variants stand under `if approximate == "tanh":` on a constexpr.
 """
@@ -15,21 +15,23 @@ import builtins
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from codegen.diagnostics import Report
 from codegen.ir import INFIX, Bound, Graph, Node, Target, number, spell, walk
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import OpSpec
 from codegen.variants import Atom, Variant, atoms
-from codegen.diagnostics import Report
 
 _OWN = {"i", "mask", "n", "sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
         "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part"}  # fmt: skip
-_RESERVED = _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
+_RESERVED = (
+    _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
+)
 
 
 def safe(name: str) -> str:
@@ -56,7 +58,9 @@ class KernelText:
         line = f"def {self.name}({', '.join(self.params)}):"
         if len(line) <= 120:
             return line
-        filled = textwrap.fill(", ".join(self.params).replace(": ", ":\0") + ",", 112, break_on_hyphens=False).replace("\0", " ")
+        filled = textwrap.fill(", ".join(self.params).replace(": ", ":\0") + ",", 112, break_on_hyphens=False).replace(
+            "\0", " "
+        )
         return f"def {self.name}(\n{textwrap.indent(filled, '    ')}\n):  # fmt: skip"
 
 
@@ -71,7 +75,7 @@ class Module:
     """Host numbers: parameter name and Python expression over the attrs."""
     choices: tuple[tuple[str, str], ...]
     imports: tuple[str, ...]
-    """Names from the runtime's math."""
+    """Lines of names from the runtime's math."""
     passes: tuple[tuple[str, str, str], ...]
     """Gradients that are a cotangent as it is, with the choice under which."""
 
@@ -201,6 +205,13 @@ class _Lowering:
             return f"{name}_" if clash else name
         return spelling
 
+    def _import_lines(self) -> list[str]:
+        """What to import from the runtime's math, in the order that import sorters keep."""
+        plain = sorted(n for n in self.imports if " as " not in n)
+        renamed = sorted(n for n in self.imports if " as " in n)
+        lines = [", ".join(plain)] if plain else []
+        return sorted([*lines, *renamed], key=lambda line: line.split(",")[0].split(" ")[0])
+
     def exact_division(self, node: Node) -> bool:
         return node.serial in self.rounded
 
@@ -264,7 +275,9 @@ class _Lowering:
         return out
 
     @staticmethod
-    def _partition(universe: list[Variant], key: tuple[str, ...], texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]]) -> list[list[Variant]]:
+    def _partition(
+        universe: list[Variant], key: tuple[str, ...], texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]]
+    ) -> list[list[Variant]]:
         groups: dict[tuple[str, ...] | None, list[Variant]] = {}
         for variant in universe:
             groups.setdefault(texts[variant].get(key), []).append(variant)
@@ -337,7 +350,11 @@ class _Lowering:
                     where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
                     own = safe(bound.get(node.serial, f"{name}_{'_'.join(str(i.params[0]) for i in node.args[1:])}"))
                     printer.names[node.serial] = own
-                    out.append(_Item(("part", own), (f"{own} = {_loaded(f'{safe(name)}_at{where}', tensor.kind, tensor.dtype)}",)))
+                    out.append(
+                        _Item(
+                            ("part", own), (f"{own} = {_loaded(f'{safe(name)}_at{where}', tensor.kind, tensor.dtype)}",)
+                        )
+                    )
             elif any(n.op == "read" and n.params[0] == name for n in reached):
                 out.append(_Item(("load", name), self._load(name, tensor.kind, tensor.dtype, tensor.scalar)))
         return out
@@ -357,7 +374,7 @@ class _Lowering:
         used = {p.partition(": ")[0] for k in (forward, backward) if k is not None for p in k.params}
         return Module(
             self.plan, forward, backward, tuple((n, t) for n, t in self.hosted.items() if n in used),
-            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(sorted(self.imports)), tuple(self.passes()),
+            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(self._import_lines()), tuple(self.passes()),
         )  # fmt: skip
 
     def _find_rounded(self) -> None:
@@ -376,10 +393,12 @@ class _Lowering:
             items = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
             items += self.statements(graph, printer, graph.bindings, roots)
             for target in graph.outputs:
-                items.append(_Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
+                items.append(
+                    _Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node)))
+                )
             bodies[variant] = items
         body = self.merge(bodies, used)
-        params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], {})
+        params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
     def _stores(self, graph: Graph, printer: _Printer, name: str, node: Node | None) -> list[str]:
@@ -390,7 +409,9 @@ class _Lowering:
         axis = node.params[0]
         at = f"{safe(name)}_at"
         lines = [f"{at} = {name}_ptr + offset(i, sizes, {name}_strides)"]
-        return lines + [f"tl.store({at}{_step(name, axis, k)}, {printer.text(p)}, mask=mask)" for k, p in enumerate(parts)]
+        return lines + [
+            f"tl.store({at}{_step(name, axis, k)}, {printer.text(p)}, mask=mask)" for k, p in enumerate(parts)
+        ]
 
     def _backward(self) -> KernelText:
         used = _Used()
@@ -411,9 +432,23 @@ class _Lowering:
         if not self.plan.summed:
             params = reads + self._write_params([f"d{n}" for n in self.plan.gradients], stacked)
             return self._kernel("backward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
-        pointers = [p for n in self.plan.gradients for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else [f"d{n}_ptr"])]
-        extents = ["kept_sizes", "kept_strides", "reduced_sizes", "reduced_strides", "n_kept: tl.int64", "n_reduced: tl.int64", "span: tl.int64"]
-        return self._kernel("backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"])
+        pointers = [
+            p
+            for n in self.plan.gradients
+            for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else [f"d{n}_ptr"])
+        ]
+        extents = [
+            "kept_sizes",
+            "kept_strides",
+            "reduced_sizes",
+            "reduced_strides",
+            "n_kept: tl.int64",
+            "n_reduced: tl.int64",
+            "span: tl.int64",
+        ]
+        return self._kernel(
+            "backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"]
+        )
 
     def _gradient(self, graph: Graph, printer: _Printer, target: Target) -> list[_Item]:
         """The gradient's statement and its store, or its share of a sum."""
@@ -436,7 +471,12 @@ class _Lowering:
 
     def _differs(self, name: str) -> bool:
         """Whether the gradient's formula is another in another variant: then it gets a name of its own in all."""
-        texts = {spell(stripped(t, g)) for _, g in self.plan.floats for t in g.gradients if t.name == name and t.node is not None}
+        texts = {
+            spell(stripped(t, g))
+            for _, g in self.plan.floats
+            for t in g.gradients
+            if t.name == name and t.node is not None
+        }
         return len(texts) > 1
 
     def passes(self) -> list[tuple[str, str, str]]:
@@ -467,7 +507,11 @@ class _Lowering:
         return ""
 
     def _is_stacked(self, name: str) -> bool:
-        return any(t.name == name and t.node is not None and t.node.op == "stack" for _, g in self.plan.floats for t in g.gradients)
+        return any(
+            t.name == name and t.node is not None and t.node.op == "stack"
+            for _, g in self.plan.floats
+            for t in g.gradients
+        )
 
     # -------------------------------------------------------------------------------- parameter lists
 
@@ -481,11 +525,11 @@ class _Lowering:
             out += [f"{name}_stride_{axis}: tl.int64" for axis in self._sliced_axes(name)]
         return out
 
-    def _write_params(self, names: Sequence[str], stacked: object) -> list[str]:
+    def _write_params(self, names: Sequence[str], stacked: Collection[str]) -> list[str]:
         out = []
         for name in names:
             out.append(f"{name}_ptr")
-            axes = self._sliced_axes(name[1:] if stacked and name in stacked else name)  # type: ignore[operator]
+            axes = self._sliced_axes(name[1:] if name in stacked else name)
             if axes:
                 out += [f"{name}_strides", *(f"{name}_stride_{axis}: tl.int64" for axis in axes)]
         return out
@@ -496,7 +540,9 @@ class _Lowering:
                 return [a for a in graph.tensors[name].axes if a in self.plan.sliced]
         return []
 
-    def _kernel(self, suffix: str, params: list[str], extents: list[str], used: _Used, body: Sequence[str], blocks: list[str]) -> KernelText:
+    def _kernel(
+        self, suffix: str, params: list[str], extents: list[str], used: _Used, body: Sequence[str], blocks: list[str]
+    ) -> KernelText:
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
         every = [
             *params, "sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),

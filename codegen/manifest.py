@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,7 +203,8 @@ def spec_texts(root: Path, config: Config) -> Iterator[tuple[str, str]]:
         path = root / folder
         names = [folder] if path.is_file() else [f"{folder}/{n}" for n in _files(path) if n.endswith((".yaml", ".yml"))]
         for name in names:
-            yield name, (root / name).read_bytes().decode("utf-8", "replace").replace("\r\n", "\n")
+            with suppress(OSError):  # what cannot be read is the loader's to report
+                yield name, (root / name).read_bytes().decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 _UNSCHEDULED = re.compile(r"""^ *["']?schedule["']?: *["']?none\b""", re.MULTILINE)

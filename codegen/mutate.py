@@ -8,14 +8,26 @@ name the term at fault (the mutation that repairs it); the tests use them to sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 from codegen.diagnostics import Span
 from codegen.primitives import TABLE
 from codegen.spec import Binary, Call, Compare, Expr, Name, Number, Unary, spell
 
-SWAPS = {"+": ("-",), "-": ("+",), "*": ("/",), "/": ("*",), "**": ("*",), "//": ("%",), "%": ("//",), "&": ("|",), "|": ("&",)}
+SWAPS = {
+    "+": ("-",),
+    "-": ("+",),
+    "*": ("/",),
+    "/": ("*",),
+    "**": ("*",),
+    "//": ("%",),
+    "%": ("//",),
+    "&": ("|",),
+    "|": ("&",),
+}
 COMPARES = {"<": (">", "<="), "<=": (">=", "<"), ">": ("<", ">="), ">=": ("<=", ">"), "==": ("!=",), "!=": ("==",)}
 REDUCTIONS = {"sum": "mean", "mean": "sum", "max": "min", "min": "max"}
 
@@ -42,28 +54,40 @@ def mutations(expr: Expr) -> Iterator[Mutation]:
 def _inside(expr: Expr) -> Iterator[tuple[str, tuple[str, Span], Expr]]:
     for kind, text, changed in _here(expr):
         yield kind, (text, expr.span), changed
-    for name, child, put in _children(expr):
+    for child, put in _children(expr):
         for kind, where, changed in _inside(child):
             yield kind, where, put(changed)
 
 
-def _children(expr: Expr):  # type: ignore[no-untyped-def]
+def _children(expr: Expr) -> Iterator[tuple[Expr, Callable[[Expr], Expr]]]:
     """Each value operand with a function that puts another in its place; axes and conditions are left alone."""
     if isinstance(expr, Call):
         for k, arg in enumerate(expr.args):
             if not (isinstance(arg, Name) and arg.id[:1].isupper()):
-                yield k, arg, lambda new, k=k: replace(expr, args=expr.args[:k] + (new,) + expr.args[k + 1 :])
+                yield arg, partial(_with_argument, expr, k)
         for k, word in enumerate(expr.keywords):
             if word.name[:1].isupper():
                 continue
-            yield k, word.value, lambda new, k=k: replace(
-                expr, keywords=expr.keywords[:k] + (replace(expr.keywords[k], value=new),) + expr.keywords[k + 1 :]
-            )
+            yield word.value, partial(_with_keyword, expr, k)
         return
     for field in fields(expr):
         value = getattr(expr, field.name)
         if isinstance(value, Expr) and field.name != "cond" and not (field.name == "name"):
-            yield field.name, value, lambda new, f=field.name: replace(expr, **{f: new})
+            yield value, partial(_with_field, expr, field.name)
+
+
+def _with_argument(call: Call, k: int, new: Expr) -> Expr:
+    return replace(call, args=(*call.args[:k], new, *call.args[k + 1 :]))
+
+
+def _with_keyword(call: Call, k: int, new: Expr) -> Expr:
+    word = replace(call.keywords[k], value=new)
+    return replace(call, keywords=(*call.keywords[:k], word, *call.keywords[k + 1 :]))
+
+
+def _with_field(expr: Expr, name: str, new: Expr) -> Expr:
+    changes: dict[str, Any] = {name: new}
+    return replace(expr, **changes)
 
 
 def _here(expr: Expr) -> Iterator[tuple[str, str, Expr]]:

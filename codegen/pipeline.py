@@ -48,12 +48,14 @@ def load_specs(config: Config, root: Path, report: Report) -> tuple[OpSpec, ...]
 
 def verify_ops(ops: Sequence[OpSpec], report: Report, tick: Tick = quiet) -> dict[str, Verdict]:
     """The verdict of each op, by its name."""
-    from codegen import verify
+    from codegen import safety, verify
 
     verdicts = {}
     for done, op in enumerate(ops):
         tick(f"verifying {op.name}", done, len(ops))
-        verdicts[op.name] = verify.verify_op(op, report)
+        verdicts[op.name] = verdict = verify.verify_op(op, report)
+        for one in verdict.checked if verdict.ok else ():
+            safety.check_safety(op, one.variant, one.graph, report)
     return verdicts
 
 

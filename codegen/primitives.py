@@ -95,7 +95,9 @@ def _power(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
 def _compare(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     kinds = {a.kind for a in args}
     if "bool" in kinds and kinds != {"bool"}:
-        raise TypeFault("bool-arithmetic", "a truth value compared with a number", "use the condition itself, or `~` of it")
+        raise TypeFault(
+            "bool-arithmetic", "a truth value compared with a number", "use the condition itself, or `~` of it"
+        )
     return Type("bool", _union(args))
 
 
@@ -107,13 +109,17 @@ def _predicate(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> T
 def _logic(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     kinds = {a.kind for a in args}
     if len(kinds) > 1 or "float" in kinds:
-        raise TypeFault("logic-on-numbers", "`& | ~` take truth values", "compare first, in parentheses: `(a > 0) & (b > 0)`")
+        raise TypeFault(
+            "logic-on-numbers", "`& | ~` take truth values", "compare first, in parentheses: `(a > 0) & (b > 0)`"
+        )
     return Type(args[0].kind, _union(args))
 
 
 def _where(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     if args[0].kind != "bool":
-        raise TypeFault("not-a-condition", f"the condition of `where` is {args[0].kind}, not bool", "compare it: `x != 0`")
+        raise TypeFault(
+            "not-a-condition", f"the condition of `where` is {args[0].kind}, not bool", "compare it: `x != 0`"
+        )
     kinds = {a.kind for a in args[1:]}
     if "bool" in kinds and kinds != {"bool"}:
         raise TypeFault("bool-arithmetic", "`where` between a truth value and a number")
@@ -284,7 +290,9 @@ def _vjp_extreme(less: str) -> Vjp:
 def _vjp_clamp(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
     x, low, high = args
     inside = b.op("and", b.op("ge", x, low), b.op("le", x, high))
-    return (inside, g), (b.op("lt", x, low), g), (b.op("gt", x, high), g)
+    under = b.op("and", b.op("lt", x, low), b.op("le", low, high))
+    over = b.op("or", b.op("gt", x, high), b.op("gt", low, high))
+    return (inside, g), (under, g), (over, g)
 
 
 def _vjp_div(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
@@ -446,7 +454,9 @@ def _rule_dot(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Ty
     axes = _union(args)
     for axis in params:
         if axis not in axes:
-            raise TypeFault("absent-axis", f"`dot` over `{axis}`, which its operands lack", f"axes: {', '.join(sorted(axes))}")
+            raise TypeFault(
+                "absent-axis", f"`dot` over `{axis}`, which its operands lack", f"axes: {', '.join(sorted(axes))}"
+            )
     return Type(_arith(b, args, ()).kind, axes - frozenset(params))
 
 
@@ -454,7 +464,9 @@ def _rule_scan(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> T
     _no_bool(args)
     if params[1] not in _union(args):
         there = ", ".join(sorted(_union(args))) or "none"
-        raise TypeFault("absent-axis", f"`{params[0]}` along `{params[1]}`, which its operand lacks", f"its axes: {there}")
+        raise TypeFault(
+            "absent-axis", f"`{params[0]}` along `{params[1]}`, which its operand lacks", f"its axes: {there}"
+        )
     return Type(_arith(b, args, ()).kind, _union(args))
 
 
@@ -489,7 +501,9 @@ def _rule_add_at(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) ->
     left = axes - frozenset(summed)
     for axis in names:
         if axis in left:
-            raise TypeFault("index-axis", f"`add_at` onto `{axis}`, which its operand has", f"list it as summed: `{axis}, {axis}=`")
+            raise TypeFault(
+                "index-axis", f"`add_at` onto `{axis}`, which its operand has", f"list it as summed: `{axis}, {axis}=`"
+            )
     return Type(g.kind, left | frozenset(names))
 
 

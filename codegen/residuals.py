@@ -9,6 +9,7 @@ full-size one is computed again, unless a dot, scan, reduction or gather stands 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from codegen.ir import Graph, Node, walk
@@ -70,7 +71,9 @@ class _Finder:
         if node.op == "read":
             tensor = self.graph.tensors[node.params[0]]
             if tensor.role != "cotangent":
-                word = {"output": "an output, free", "input": "an input, as it is", "param": "a param, as it is"}.get(tensor.role, f"a {tensor.role}")
+                word = {"output": "an output, free", "input": "an input, as it is", "param": "a param, as it is"}.get(
+                    tensor.role, f"a {tensor.role}"
+                )
                 self._keep(tensor.name, word, tensor.axes, tensor.dtype)
             return True
         name = self.names.get(node.serial)
@@ -81,18 +84,22 @@ class _Finder:
                 self._keep(name, "listed under `save`", node.axes, "compute")
             return name in self.listed
         if name is None or not self._crosses(node):
-            return self._barrier(node) and self._keep(name or node.op, "a reduction stands in its way", node.axes, "compute")
+            return self._barrier(node) and self._keep(
+                name or node.op, "a reduction stands in its way", node.axes, "compute"
+            )
         smaller = node.axes < self.whole
         why = "fewer axes than the op" if smaller else "a dot, scan, reduction or gather stands in its way"
         return self._keep(name, why, node.axes, "compute" if node.kind == "float" else node.kind)
 
-    def _keep(self, name: str, why: str, axes: object, dtype: str) -> bool:
-        ordered = tuple(a for a in self.graph.axes if a in axes)  # type: ignore[operator]
+    def _keep(self, name: str, why: str, axes: Collection[str], dtype: str) -> bool:
+        ordered = tuple(a for a in self.graph.axes if a in axes)
         self.found.setdefault(name, Residual(name, why, ordered, dtype))
         return True
 
     def _barrier(self, node: Node) -> bool:
-        return node.op in _BARRIERS or (node.op == "at" and any(n.op == "read" for i in node.args[1:] for n in walk([i])))
+        return node.op in _BARRIERS or (
+            node.op == "at" and any(n.op == "read" for i in node.args[1:] for n in walk([i]))
+        )
 
     def _crosses(self, node: Node) -> bool:
         """Whether the node's own statement, down to the next named values, holds a barrier."""

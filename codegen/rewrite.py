@@ -137,7 +137,12 @@ def _tidy_mul(b: Builder, left: Node, right: Node) -> Node | None:
     number, inner = (right, left) if right.op == "const" else (left, right)
     if number.op == "const" and left.op != "const" and left is inner:
         return b.op("mul", number, inner)
-    if number.op == "const" and inner.op == "mul" and inner.args[0].op == "const" and not (number.axes | inner.args[0].axes):
+    if (
+        number.op == "const"
+        and inner.op == "mul"
+        and inner.args[0].op == "const"
+        and not (number.axes | inner.args[0].axes)
+    ):
         return b.op("mul", b.const(number.params[0] * inner.args[0].params[0]), inner.args[1])
     return None
 

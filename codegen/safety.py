@@ -39,7 +39,11 @@ _HOLDING = {
 
 def check_safety(op: OpSpec, variant: Variant, graph: Graph, report: Report) -> None:
     """Reports `unsafe` formulas of a pointwise variant; other ops are out of its reach."""
-    targets = [(t.name, t.node, t.span) for t in (*graph.outputs, *graph.gradients) if t.node is not None and t.node.kind == "float"]
+    targets = [
+        (t.name, t.node, t.span)
+        for t in (*graph.outputs, *graph.gradients)
+        if t.node is not None and t.node.kind == "float"
+    ]
     if not all(_pointwise(n) for _, node, _ in targets for n in walk([node])):
         return
     try:
@@ -55,7 +59,18 @@ def check_safety(op: OpSpec, variant: Variant, graph: Graph, report: Report) -> 
 def _pointwise(node: Node) -> bool:
     if node.op == "at":
         return node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:])
-    return node.op in TABLE or node.op in ("const", "read", "attr", "size", "stack", "cast", "expand", "sum_to", "replace", "stop_gradient")
+    return node.op in TABLE or node.op in (
+        "const",
+        "read",
+        "attr",
+        "size",
+        "stack",
+        "cast",
+        "expand",
+        "sum_to",
+        "replace",
+        "stop_gradient",
+    )
 
 
 def _grids(op: OpSpec, variant: Variant, graph: Graph) -> tuple[Env, Env]:
@@ -131,7 +146,11 @@ def _pick(array: Array, index: tuple[int, ...]) -> Any:
 
 def _first_bad(node: Node, low: Mapping[int, Array], env: Env, index: tuple[int, ...]) -> Node:
     for part in walk([node]):
-        if part.kind == "float" and part.op not in ("const", "attr", "read") and not np.isfinite(_pick(low[part.serial], index)):
+        if (
+            part.kind == "float"
+            and part.op not in ("const", "attr", "read")
+            and not np.isfinite(_pick(low[part.serial], index))
+        ):
             return part
     return node
 

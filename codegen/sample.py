@@ -46,14 +46,19 @@ class Sampler:
         """
         extents, attrs = self._host(crowded=mode == "crowd")
         env = Env(self.order, extents, {}, attrs)
-        tensors = {t.name: self._tensor(t, env, mode, scale, stretch) for t in self.graph.tensors.values() if t.role != "output"}
+        tensors = {
+            t.name: self._tensor(t, env, mode, scale, stretch)
+            for t in self.graph.tensors.values()
+            if t.role != "output"
+        }
         return replace(env, tensors=tensors)
 
     # -------------------------------------------------------------------------------- extents and attrs
 
     def _host(self, crowded: bool) -> tuple[dict[str, int], dict[str, Any]]:
         for attempt in range(_TRIES):
-            extents, attrs = self._extents(crowded), {}
+            extents = self._extents(crowded)
+            attrs: dict[str, Any] = {}
             try:
                 for decl in self.op.attrs:
                     if self.variant.get(f"has {decl.name}", True):
@@ -75,15 +80,17 @@ class Sampler:
     def _attr(self, decl: AttrDecl, extents: dict[str, int], attrs: dict[str, Any], attempt: int) -> Any:
         if decl.size:
             values = tuple(extents[a] for a in decl.size)
-            return values if decl.tuple is not None else values[0]
+            return values if decl.arity is not None else values[0]
         if decl.axis or decl.keeps:
             return 0
         if decl.type in ("enum", "bool"):
-            default = getattr(decl.default, "id", None) or getattr(decl.default, "value", decl.enum[0] if decl.enum else "false")
+            default: Any = getattr(decl.default, "id", None) or getattr(
+                decl.default, "value", decl.enum[0] if decl.enum else "false"
+            )
             value = self.variant.get(decl.name, default)
             return value if decl.type == "enum" else value in (True, "true", "True")
-        if decl.tuple is not None:
-            items = decl.default.args if isinstance(decl.default, Call) else (decl.default,) * decl.tuple
+        if decl.arity is not None:
+            items = decl.default.args if isinstance(decl.default, Call) else (decl.default,) * decl.arity
             return tuple(self._number(decl, _literal(item), attempt) for item in items)
         return self._number(decl, _literal(decl.default), attempt)
 
@@ -147,9 +154,15 @@ class Sampler:
     def floats(self, shape: tuple[int, ...], low: float, high: float, mode: str, scale: float, env: Env) -> Array:
         """Floats of a domain; infinite ends are open."""
         if mode in ("lattice", "crowd"):
-            attrs = [v for v in env.attrs.values() if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+            attrs = [
+                v
+                for v in env.attrs.values()
+                if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+            ]
             points = [float(p) for p in (*LATTICE, *attrs, low, high) if low <= p <= high and math.isfinite(p)]
-            return self.rng.choice(points, size=shape) if points else self.floats(shape, low, high, "normal", scale, env)
+            return (
+                self.rng.choice(points, size=shape) if points else self.floats(shape, low, high, "normal", scale, env)
+            )
         if math.isfinite(low) and math.isfinite(high):
             return self.rng.uniform(low, high, size=shape)
         drawn = self.rng.normal(size=shape) * scale
@@ -201,7 +214,11 @@ def at_kink(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
     """Environments with an input moved onto the root of the difference, and to its two nearest neighbours."""
     if not _local(difference):
         return
-    inputs = {t.name: t for t in sampler.graph.tensors.values() if t.kind == "float" and t.role in ("input", "param", "buffer")}
+    inputs = {
+        t.name: t
+        for t in sampler.graph.tensors.values()
+        if t.kind == "float" and t.role in ("input", "param", "buffer")
+    }
     for read in (n for n in walk([difference]) if n.op == "read" and n.params[0] in inputs):
         if read.axes != difference.axes and read.axes:
             continue
@@ -220,7 +237,13 @@ def _bisect(env: Env, difference: Node, name: str, low: float, high: float) -> t
     def at(values: Array) -> Array:
         tensors = {**env.tensors, name: values}
         out = evaluate([difference], replace(env, tensors=tensors))[difference.serial]
-        return out if out.shape == shape else np.max(np.broadcast_to(out, np.broadcast_shapes(out.shape, shape)).reshape(-1)).reshape([1] * len(shape))
+        return (
+            out
+            if out.shape == shape
+            else np.max(np.broadcast_to(out, np.broadcast_shapes(out.shape, shape)).reshape(-1)).reshape(
+                [1] * len(shape)
+            )
+        )
 
     below, above = np.full(shape, low), np.full(shape, high)
     first, last = np.sign(at(below)), np.sign(at(above))

@@ -3,8 +3,8 @@
 Takes a `Verdict` (typed, differentiated, verified), returns an `OpPlan`, or a diagnostic that says what no schedule can do
 yet. The choice is a total function of the graph, with a printed reason. `explain` prints this very plan.
 
-    gelu  ->  pointwise: every value has the axes of the output
-              gelu_forward(x) -> y;  gelu_backward(x, dy) -> dx
+    softcap  ->  pointwise: every value has the axes of the output
+                 softcap_forward(x) -> y;  softcap_backward(y, dy) -> dx
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ def _pointwise(verdict: Verdict) -> OpPlan:
         _check_graph(op, graph, sliced)
         forward |= _reads(t.node for t in graph.outputs)
         backward |= _reads(stripped(t, graph) for t in graph.gradients if t.node is not None)
-    entries = {e.name: e.kind for e in op.backward.entries} if op.backward is not None and op.backward.differentiable else {}
-    gradients = tuple(t.name for t in op.inputs + op.params if entries.get(t.name, "not_differentiable") != "not_differentiable")
+    entries = (
+        {e.name: e.kind for e in op.backward.entries} if op.backward is not None and op.backward.differentiable else {}
+    )
+    gradients = tuple(
+        t.name for t in op.inputs + op.params if entries.get(t.name, "not_differentiable") != "not_differentiable"
+    )
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     reads = tuple(n for n in names if n in backward)
     graph = verdict.graphs[0][1]
@@ -123,8 +127,12 @@ def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...]) -> None:
     roots += [stripped(t, graph) for t in graph.gradients if t.node is not None]
     for node in walk(roots):
         if node.op not in TABLE and node.op not in _FREE and node.op != "sum_to":
-            raise _NoSchedule(f"`{node.params[0] if node.op in ('reduce', 'scan') else node.op}` is no elementwise operation")
-        if node.op == "at" and not (node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:]) and not node.params[1]):
+            raise _NoSchedule(
+                f"`{node.params[0] if node.op in ('reduce', 'scan') else node.op}` is no elementwise operation"
+            )
+        if node.op == "at" and not (
+            node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:]) and not node.params[1]
+        ):
             raise _NoSchedule("`at` with an index that is not a constant")
         if node.op == "stack" and node not in roots:
             raise _NoSchedule("`stack` inside a formula")

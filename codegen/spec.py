@@ -228,7 +228,8 @@ class AttrDecl:
     default: Expr | None = None
     enum: tuple[str, ...] = ()
     optional: bool = False
-    tuple: int | None = None
+    arity: int | None = None
+    """How many items a tuple attr has."""
     size: tuple[str, ...] = ()
     """Axes whose extents the attr gives."""
     axis: tuple[str, ...] = ()
@@ -346,6 +347,7 @@ class OpSpec:
     def family(self) -> str:
         """The stem of the file that declares the op."""
         return self.file.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+
 
 # ---------------------------------------------------------------------------------------------- spelling
 

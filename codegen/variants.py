@@ -3,8 +3,8 @@
 Takes an `OpSpec`, returns its `Atom`s and `Variant`s. A variant is one truth assignment; every later stage sees one
 concrete graph a variant, and emission merges them again.
 
-    gelu: atoms (approximate in none, tanh)      -> Variant(approximate="none"), Variant(approximate="tanh")
-    rms_norm: atoms (has weight in True, False)  -> two
+    an enum of two      -> Variant(approximate="none"), Variant(approximate="tanh")
+    an optional weight  -> Variant(has weight=True), Variant(has weight=False)
 """
 
 from __future__ import annotations
@@ -15,7 +15,21 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from codegen.diagnostics import Report, nearest
 from codegen.spec import (
-    Axes, AxesChoice, Call, Compare, Expr, IfElse, IsNone, Item, Logic, Name, Number, OpSpec, Text, Unary, spell,
+    Axes,
+    AxesChoice,
+    Call,
+    Compare,
+    Expr,
+    IfElse,
+    IsNone,
+    Item,
+    Logic,
+    Name,
+    Number,
+    OpSpec,
+    Text,
+    Unary,
+    spell,
 )  # fmt: skip
 
 MOST = 64
@@ -142,18 +156,28 @@ def _atoms_of(cond: Expr, op: OpSpec, report: Report) -> Iterator[Atom]:
             else:
                 known = [t.name for t in op.arguments] + list(attrs)
                 text = f"`{name.id}` is never None" if name.id in known else f"`{name.id}` is not an argument of the op"
-                report.error(span, "never-none", text, "mark it `optional: true`" if name.id in known else nearest(name.id, known))
+                report.error(
+                    span,
+                    "never-none",
+                    text,
+                    "mark it `optional: true`" if name.id in known else nearest(name.id, known),
+                )
         case Name(id, span) if id in attrs and attrs[id].type == "bool":
-            default = isinstance(attrs[id].default, Name) and attrs[id].default.id.lower() == "true"  # type: ignore[union-attr]
+            given = attrs[id].default
+            default = isinstance(given, Name) and given.id.lower() == "true"
             yield Atom(id, "flag", id, (default, not default))
-        case Compare("==" | "!=", Name(id, _), Text(value, span), _) | Compare("==" | "!=", Text(value, span), Name(id, _), _):
+        case Compare("==" | "!=", Name(id, _), Text(value, span), _) | Compare(
+            "==" | "!=", Text(value, span), Name(id, _), _
+        ):
             if id not in attrs or attrs[id].type != "enum":
                 report.error(span, "not-an-enum", f"`{id}` is no enum attr, so it never equals a text")
             elif value not in attrs[id].enum:
-                report.error(span, "unknown-choice", f"`{value}` is not a choice of `{id}`", nearest(value, attrs[id].enum))
+                report.error(
+                    span, "unknown-choice", f"`{value}` is not a choice of `{id}`", nearest(value, attrs[id].enum)
+                )
             else:
-                default = attrs[id].default
-                first = default.value if isinstance(default, Text) else attrs[id].enum[0]
+                given = attrs[id].default
+                first = given.value if isinstance(given, Text) else attrs[id].enum[0]
                 yield Atom(id, "enum", id, (first, *(e for e in attrs[id].enum if e != first)))
         case Compare():
             if _is_host(cond, op, report):

@@ -8,15 +8,13 @@ piece of the domain, with ties and at every kink that an input can be moved to. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from codegen import autodiff, mutate
-from codegen.diagnostics import Note, Report, Span
+from codegen.diagnostics import Note, Report
 from codegen.evaluate import Env, OutOfRange, evaluate, full
 from codegen.infer import Usage, infer, report_unused
 from codegen.ir import Graph, Node, Target, walk
@@ -99,7 +97,12 @@ def verify_op(op: OpSpec, report: Report, search: bool = True) -> Verdict:
             break
         checked.append(one)
     if not checked and len(report.errors) == before:
-        report.error(op.span, "no-sample", f"no attrs and extents satisfy the requirements of `{op.name}`", "see `requires:` and `sizes:`")
+        report.error(
+            op.span,
+            "no-sample",
+            f"no attrs and extents satisfy the requirements of `{op.name}`",
+            "see `requires:` and `sizes:`",
+        )
     notes = (f"{skipped} combinations of choices cannot occur",) if skipped else ()
     return Verdict(op, len(report.errors) == before, tuple(done.items()), tuple(checked), notes)
 
@@ -125,7 +128,9 @@ def _verify_variant(op: OpSpec, variant: Variant, graph: Graph, report: Report, 
             return None
     roots = graph.roots() + [d for d in derived.values() if d is not None]
     reads_outputs = {t.name for t in graph.tensors.values() if t.role == "output"}
-    for difference in [d for d in kinks(graph, roots) if not any(n.op == "read" and n.params[0] in reads_outputs for n in walk([d]))]:
+    for difference in [
+        d for d in kinks(graph, roots) if not any(n.op == "read" and n.params[0] in reads_outputs for n in walk([d]))
+    ]:
         for env in at_kink(sampler, smooth[0], difference):
             if not _agrees(op, variant, graph, derived, env, sampler, tally, report, search):
                 return None
@@ -141,7 +146,9 @@ _TRIALS = (
 )  # fmt: skip
 
 
-def _drawn(op: OpSpec, sampler: Sampler, graph: Graph, mode: str, scale: float, stretch: bool, report: Report) -> Env | None:
+def _drawn(
+    op: OpSpec, sampler: Sampler, graph: Graph, mode: str, scale: float, stretch: bool, report: Report
+) -> Env | None:
     """An environment in which forward and backward can be evaluated; an index out of range is a fault of the spec."""
     env = sampler.draw(mode, scale, stretch)
     try:
@@ -186,7 +193,7 @@ def differing(declared: Array, derived: Array) -> Array:
         gap = np.abs(declared - derived)
         near = np.isfinite(declared) & (gap <= AGREE * np.maximum(np.abs(declared), np.abs(derived)) + floor)
     same = (declared == derived) | np.isnan(derived)
-    return ~(near | same)
+    return np.asarray(~(near | same))
 
 
 def _agrees(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str, Node | None], env: Env, sampler: Sampler,
@@ -210,7 +217,11 @@ def _agrees(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str, Node 
 def _telling(declared: Array, derived: Array, wrong: Array) -> tuple[int, ...]:
     """The element to show: a finite one with a plain difference, if there is one."""
     with np.errstate(all="ignore"):
-        score = np.where(wrong & np.isfinite(declared) & np.isfinite(derived), 1 + np.minimum(np.abs(declared - derived), 1e3), wrong * 0.5)
+        score = np.where(
+            wrong & np.isfinite(declared) & np.isfinite(derived),
+            1 + np.minimum(np.abs(declared - derived), 1e3),
+            wrong * 0.5,
+        )
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(score)), score.shape))
 
 
@@ -228,8 +239,12 @@ def _report_wrong(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str,
     if slip is not None:
         notes.append(Note(f"the derivative comes out right with another choice here: {slip.text}", slip.span))
     else:
-        hint = _proportion(declared, other) or "derive it again, or write `auto` and read what `pullback explain` prints"
-    report.error(target.span, "wrong-gradient", f"the declared gradient of `{target.name}` is not the derivative", hint, notes)
+        hint = (
+            _proportion(declared, other) or "derive it again, or write `auto` and read what `pullback explain` prints"
+        )
+    report.error(
+        target.span, "wrong-gradient", f"the declared gradient of `{target.name}` is not the derivative", hint, notes
+    )
 
 
 def _proportion(declared: Array, derived: Array) -> str:
@@ -271,7 +286,12 @@ def culprit(op: OpSpec, variant: Variant, name: str, envs: list[Env]) -> mutate.
             continue
         try:
             repaired = autodiff.derive(graph)
-            if all(not differing(a, b).any() for env in envs for t, a, b in compared(graph, repaired, env) if t.name == name):
+            if all(
+                not differing(a, b).any()
+                for env in envs
+                for t, a, b in compared(graph, repaired, env)
+                if t.name == name
+            ):
                 return mutation
         except OutOfRange:
             continue
@@ -380,5 +400,3 @@ def central(graph: Graph, env: Env, name: str) -> tuple[Array, Array]:
         tight = (8 * (f[4] - f[5]) - (f[0] - f[1])) / (6 * h)
         sure = np.abs(wide - tight) <= 1e-7 * (1 + np.abs(tight))
     return tight.reshape(x.shape), (sure & np.isfinite(tight)).reshape(x.shape)
-
-

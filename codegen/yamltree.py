@@ -51,7 +51,14 @@ class _Stop(Exception):
 
 def compose(file: str, text: str, report: Report) -> Tree | None:
     """The tree of a file, or None after faults."""
-    tab = next(((n, line.index("\t")) for n, line in enumerate(text.split("\n"), 1) if "\t" in line[: len(line) - len(line.lstrip())]), None)
+    tab = next(
+        (
+            (n, line.index("\t"))
+            for n, line in enumerate(text.split("\n"), 1)
+            if "\t" in line[: len(line) - len(line.lstrip())]
+        ),
+        None,
+    )
     if tab is not None:
         report.error(Span(file, tab[0], tab[1] + 1), "tab", "a tab in the indentation", "YAML indents by blanks")
         return None
@@ -94,6 +101,8 @@ class _Composer:
 
     def _span(self, event: yaml.Event) -> Span:
         start, end = event.start_mark, event.end_mark
+        if start is None or end is None:  # the C parser marks every event
+            return Span(self.file, 1, 1)
         stop = end.column + 1 if end.line == start.line else 0
         return Span(self.file, start.line + 1, start.column + 1, stop)
 
@@ -101,20 +110,34 @@ class _Composer:
         self.report.error(self._span(event), code, text, hint)
 
     def node(self, event: yaml.Event, events: Iterator[yaml.Event], flow: bool, depth: int) -> Tree:
+        assert isinstance(event, yaml.NodeEvent)
         if isinstance(event, yaml.AliasEvent):
-            self._fault(event, "alias", f"`*{event.anchor}` is a YAML alias", "quote the formula: `'*g'`; aliases are not in the language")
-            return Scalar("", "plain", self._span(event), flow, event.start_mark.line + 1)
+            self._fault(
+                event,
+                "alias",
+                f"`*{event.anchor}` is a YAML alias",
+                "quote the formula: `'*g'`; aliases are not in the language",
+            )
+            span = self._span(event)
+            return Scalar("", "plain", span, flow, span.line)
         if depth > _DEEPEST:
             self._fault(event, "too-deep", f"nested deeper than {_DEEPEST} levels")
             raise _Stop
         if event.anchor is not None:
-            self._fault(event, "anchor", f"`&{event.anchor}` is a YAML anchor", "quote the formula; anchors are not in the language")
-        if event.tag is not None:
-            self._fault(event, "tag", f"`{event.tag}` is a YAML tag", "quote the formula; tags are not in the language")
+            self._fault(
+                event,
+                "anchor",
+                f"`&{event.anchor}` is a YAML anchor",
+                "quote the formula; anchors are not in the language",
+            )
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self._fault(event, "tag", f"`{tag}` is a YAML tag", "quote the formula; tags are not in the language")
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event, flow)
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(event, events, flow, depth)
+        assert isinstance(event, yaml.MappingStartEvent)
         return self.mapping(event, events, flow, depth)
 
     def scalar(self, event: yaml.ScalarEvent, flow: bool) -> Scalar:
@@ -122,9 +145,12 @@ class _Composer:
         if flow and style == "plain" and any(event.value.count(a) != event.value.count(b) for a, b in ("()", "[]")):
             self._fault(event, "cut-formula", f"`{event.value}` is cut at a comma or bracket: YAML ends it inside braces",
                         "quote the formula, or write it on a line of its own")  # fmt: skip
-        return Scalar(event.value, style, self._span(event), flow, event.end_mark.line + 1)
+        last = event.end_mark.line + 1 if event.end_mark is not None else 0
+        return Scalar(event.value, style, self._span(event), flow, last)
 
-    def sequence(self, start: yaml.SequenceStartEvent, events: Iterator[yaml.Event], flow: bool, depth: int) -> Sequence:
+    def sequence(
+        self, start: yaml.SequenceStartEvent, events: Iterator[yaml.Event], flow: bool, depth: int
+    ) -> Sequence:
         items = []
         for event in events:
             if isinstance(event, yaml.SequenceEndEvent):
@@ -141,7 +167,9 @@ class _Composer:
             key = self.node(event, events, flow, depth + 1)
             value = self.node(next(events), events, flow, depth + 1)
             if not isinstance(key, Scalar):
-                self.report.error(key.span, "key", "a key is a plain name", "quote the formula: YAML reads `{` and `[` as its own")
+                self.report.error(
+                    key.span, "key", "a key is a plain name", "quote the formula: YAML reads `{` and `[` as its own"
+                )
                 continue
             first = next((k for k, _ in items if k.text == key.text), None)
             if first is not None:

@@ -16,7 +16,7 @@ def _names() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The function of an op, or its class: `gelu`, `Gelu`."""
+    """The function of an op, or its class."""
     ops = {"".join(w[:1].upper() + w[1:] for w in n.split("_")): n for n in _names()}
     module = name if name in ops.values() else ops.get(name)
     if module is None:

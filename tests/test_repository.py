@@ -165,8 +165,18 @@ def emitted(root: Path) -> dict[str, bytes]:
     }
 
 
-HOOKS = ("end_of_file_fixer", "trailing_whitespace_fixer", "mixed_line_ending", "fix_byte_order_marker", "check_ast",
-         "check_docstring_first", "debug_statement_hook", "check_json", "check_merge_conflict", "check_case_conflict")  # fmt: skip
+HOOKS = (
+    "end_of_file_fixer",
+    "trailing_whitespace_fixer",
+    "mixed_line_ending",
+    "fix_byte_order_marker",
+    "check_ast",
+    "check_docstring_first",
+    "debug_statement_hook",
+    "check_json",
+    "check_merge_conflict",
+    "check_case_conflict",
+)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -234,7 +244,7 @@ def test_the_wheel_generates_where_no_source_tree_is(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(ROOT / "specs", project / "specs")
     shutil.copy(ROOT / "pyproject.toml", project)
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import codegen.cli; print(codegen.__file__); codegen.cli.main()"
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import codegen.cli as cli; print(cli.__file__); cli.main()"
     done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "generate", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(str(tmp_path / "site"))

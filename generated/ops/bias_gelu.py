@@ -27,9 +27,9 @@ def bias_gelu_forward(
     i, mask = tile(n, WIDE, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     bias = tl.load(bias_ptr + offset(i, sizes, bias_strides), mask=mask).to(COMPUTE)
-    z = maximum(x + bias, -100)  # -inf * 0 would be NaN
+    z = maximum(x + bias, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     if approximate == "tanh":
-        z2 = minimum(z * z, 10000.0)  # the square would overflow
+        z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
         cdf = sigmoid(u)
     else:
@@ -56,8 +56,8 @@ def bias_gelu_backward(
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
         bias = tl.load(bias_ptr + offset(i, sizes, bias_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        z = maximum(x + bias, -100)  # -inf * 0 would be NaN
-        z2 = minimum(z * z, 10000.0)  # the square would overflow
+        z = maximum(x + bias, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
+        z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         if approximate == "tanh":
             u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
             cdf = sigmoid(u)

@@ -27,9 +27,9 @@ def geglu_forward(
     i, mask = tile(n, WIDE, BLOCK)
     gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
     up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
-    z = maximum(gate, -100)  # -inf * 0 would be NaN
+    z = maximum(gate, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     if approximate == "tanh":
-        z2 = minimum(z * z, 10000.0)  # the square would overflow
+        z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
         cdf = sigmoid(u)
     else:
@@ -56,8 +56,8 @@ def geglu_backward(
         gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
         up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        z = maximum(gate, -100)  # -inf * 0 would be NaN
-        z2 = minimum(z * z, 10000.0)  # the square would overflow
+        z = maximum(gate, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
+        z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         if approximate == "tanh":
             u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
             cdf = sigmoid(u)

@@ -61,9 +61,7 @@ def pow_backward(
         else:
             exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        half = pow_(
-            x, 0.5 * exponent
-        )  # half * half is y where log(x) is a number; y may overflow where the product does not
+        half = pow_(x, 0.5 * exponent)  # y itself may overflow
         dx = tl.where(exponent == 0, 0, dy * (exponent / pow_(x, 1 - exponent)))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
-from ..runtime.math import sigmoid, softplus as softplus_
+from ..runtime.math import sigmoid
+from ..runtime.math import softplus as softplus_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:

@@ -92,8 +92,8 @@ def where(condition: torch.Tensor, input: torch.Tensor | float, other: torch.Ten
 
     Args:
         condition: [...], bool, broadcast by NumPy's rules.
-        input: [...], any, or a number, broadcast by NumPy's rules.
-        other: [...], any, or a number, broadcast by NumPy's rules.
+        input: [...], any dtype, or a number, broadcast by NumPy's rules.
+        other: [...], any dtype, or a number, broadcast by NumPy's rules.
 
     Returns:
         [...], in the promoted dtype of the inputs.

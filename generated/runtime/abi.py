@@ -5,7 +5,7 @@ the three agree by construction. The C layout is 8 bytes a parameter in this ord
 pointers, i64 and f64 alike; constexprs are not passed, a tuple of sizes or strides passes its items one by one, an absent
 pointer is 0.
 
-    KernelAbi.of(gelu_forward).names   # ("x_ptr", "x_strides", "y_ptr", "sizes", "n", ...)
+    KernelAbi.of(kernel).names   # ("x_ptr", "x_strides", "y_ptr", "sizes", "n", ...)
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Space:
     @property
     def inner_sizes(self) -> tuple[int, int, int]:
         """The extents that `offset` divides by: dims 1 to 3, absent ones 1."""
-        return tuple((*self.sizes[1:], 1, 1, 1)[:3])  # type: ignore[return-value]
+        first, second, third = (*self.sizes[1:], 1, 1, 1)[:3]
+        return first, second, third
 
     def strides(self, operand: Operand) -> tuple[int, ...]:
         """Over the merged dims; absent ones 0."""
@@ -89,12 +90,16 @@ class Space:
         return out
 
 
-def bind(name: str, dims: Sequence[Dim], shape: Sequence[int], strides: Sequence[int], known: dict[str, int]) -> Operand:
+def bind(
+    name: str, dims: Sequence[Dim], shape: Sequence[int], strides: Sequence[int], known: dict[str, int]
+) -> Operand:
     """The extents and strides of a tensor by axis. `known` holds fixed and given extents and gains what is solved."""
     packs = [d for d in dims if d.pack]
     rank = len(shape) - (len(dims) - len(packs))
     if rank < 0 or (not packs and rank != 0):
-        raise ShapeError(f"`{name}` has {len(shape)} dims, {'at least ' if packs else ''}{len(dims) - len(packs)} are declared")
+        raise ShapeError(
+            f"`{name}` has {len(shape)} dims, {'at least ' if packs else ''}{len(dims) - len(packs)} are declared"
+        )
     extents: dict[Axis, int] = {}
     steps: dict[Axis, int] = {}
     place = 0
@@ -123,7 +128,9 @@ def _factors(name: str, dim: Dim, extent: int, known: dict[str, int]) -> list[in
         factors[factors.index(0)] = extent // product
         product = extent
     if product != extent or 0 in factors and extent:
-        raise ShapeError(f"`{name}` has an extent of {extent} where ({' '.join(dim.axes)}) needs a multiple of {product}")
+        raise ShapeError(
+            f"`{name}` has an extent of {extent} where ({' '.join(dim.axes)}) needs a multiple of {product}"
+        )
     return factors
 
 
@@ -139,7 +146,9 @@ def broadcast(operands: Sequence[Operand], stretching: frozenset[str]) -> dict[A
         for axis, extent in operand.extents.items():
             if extent != out[axis] and not (extent == 1 and operand.name in stretching):
                 where = f"dim {axis[1]}" if axis[1] else f"axis {axis[0]}"
-                raise ShapeError(f"`{operand.name}` has an extent of {extent} in {where}, `{owner[axis]}` has {out[axis]}")
+                raise ShapeError(
+                    f"`{operand.name}` has an extent of {extent} in {where}, `{owner[axis]}` has {out[axis]}"
+                )
     return out
 
 
@@ -190,7 +199,9 @@ def iterate(axes: Sequence[Axis], extents: Mapping[Axis, int], operands: Sequenc
     return Space(tuple(order), {a: extents[a] for a in order}, tuple(tuple(g) for g in groups), tuple(sizes))
 
 
-def _merges(outer: Axis, inner: Axis, operands: Sequence[Operand], extents: Mapping[Axis, int], kinds: Sequence[frozenset[Axis]]) -> bool:
+def _merges(
+    outer: Axis, inner: Axis, operands: Sequence[Operand], extents: Mapping[Axis, int], kinds: Sequence[frozenset[Axis]]
+) -> bool:
     if any((outer in kind) != (inner in kind) for kind in kinds):
         return False
     return all(o.strides.get(outer, 0) == o.strides.get(inner, 0) * extents[inner] for o in operands)

@@ -3,7 +3,7 @@
 An instance holds the op's attrs and choices. From the shapes, strides and dtypes of a call it plans what to allocate and
 launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel's own names.
 
-    op = Gelu(approximate="tanh")
+    op = Softcap(cap=30.0)
     plan = op.plan_forward({"x": Meta("bf16", (4, 8), (8, 1))})
     plan.outputs["y"]                  # Meta("bf16", (4, 8), (8, 1))
     plan.launches[0].grid              # (1, 1, 1)
@@ -18,14 +18,30 @@ from typing import Any, ClassVar
 
 from .abi import ArgVisitor, KernelAbi
 from .layout import (
-    RANK, Axis, Operand, ShapeError, Space, bind, broadcast, iterate, parse_dims, stretched,
-)  # fmt: skip
+    RANK,
+    Axis,
+    Operand,
+    ShapeError,
+    Space,
+    bind,
+    broadcast,
+    iterate,
+    parse_dims,
+    stretched,
+)
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
 BLOCK = 1024
 WARPS = 4
 _WIDE = 2**31
-_CLASSES = {"float": FLOATS, "int": INTS, "bool": ("bool",), "number": FLOATS + INTS, "compute": FLOATS}
+_CLASSES = {
+    "float": FLOATS,
+    "int": INTS,
+    "bool": ("bool",),
+    "number": FLOATS + INTS,
+    "any": (*FLOATS, *INTS, "bool"),
+    "compute": FLOATS,
+}
 
 
 class TooManyDims(ShapeError):
@@ -234,6 +250,11 @@ class RuntimeOp:
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
 
 
+def _category(dtype: str) -> int:
+    """torch's order of kinds: nothing, bool, int, float."""
+    return 3 if dtype in FLOATS else 2 if dtype in INTS else 1 if dtype else 0
+
+
 def _meta(view: Any) -> Given:
     return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view
 
@@ -288,16 +309,18 @@ class PointwiseOp(RuntimeOp):
         result = ""
         for group in ([m.dtype for m in metas if m.shape], [m.dtype for m in metas if not m.shape]):
             candidate = promote(tuple(group)) if group else ""
-            if candidate and (not result or (candidate in FLOATS and result in INTS)):
+            if candidate and _category(candidate) > _category(result):
                 result = candidate
-        if result in INTS and any(isinstance(v, float) for v in numbers):
+        if _category(result) < 3 and any(isinstance(v, float) for v in numbers):
             return "f32"
+        if _category(result) < 2 and numbers:
+            return "i64"
         return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
 
     def _compute_dtype(self, given: Mapping[str, Given]) -> str:
         kinds = [t for t in self.tensors if t.dtype not in ("bool", "int", *INTS)]
         result = self._result_dtype(given, [t for t in kinds if t.dtype != "bool"])
-        if result in INTS:
+        if result in (*INTS, "bool"):
             self._check_integral()
             return result
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
@@ -305,11 +328,11 @@ class PointwiseOp(RuntimeOp):
 
     def _check_integral(self) -> None:
         for name in self.integral:
-            if float(self.attrs[name]) != int(self.attrs[name]):
+            if self.attrs[name] is not None and not float(self.attrs[name]).is_integer():
                 raise TypeError(f"{self.name}: `{name}` is {self.attrs[name]}; for integer tensors it must be whole")
 
     def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
-        if tensor.dtype in ("float", "number"):
+        if tensor.dtype in ("float", "number", "any"):
             return self._result_dtype(given, [t for t in self.inputs if t.dtype not in ("bool", "int", *INTS)])
         return compute if tensor.dtype == "compute" else {"int": "i64"}.get(tensor.dtype, tensor.dtype)
 
@@ -375,7 +398,11 @@ class PointwiseOp(RuntimeOp):
         strides: list[int] = []
         linear = space.linear()
         for dim in dims:
-            axes = sorted((a for a in extents if a[0] == dim.axes[0]), key=lambda a: a[1]) if dim.pack else [(n, 0) for n in dim.axes]
+            axes = (
+                sorted((a for a in extents if a[0] == dim.axes[0]), key=lambda a: a[1])
+                if dim.pack
+                else [(n, 0) for n in dim.axes]
+            )
             if dim.pack:
                 shape += [extents[a] for a in axes]
                 strides += [linear[a] for a in axes]
@@ -393,7 +420,7 @@ class PointwiseOp(RuntimeOp):
         """The values of every parameter but pointers: sizes, strides, scalars, choices."""
         import triton.language as tl
 
-        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64}
+        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
         values: dict[str, Any] = {"n": space.count, "COMPUTE": dtypes[compute], "sizes": None, **self.choices()}
         reach = space.count
         for param in kernel.abi.params:
@@ -404,14 +431,18 @@ class PointwiseOp(RuntimeOp):
                 values[param.name] = strides
                 if strides is not None:
                     if len(space.dims) > RANK:
-                        raise TooManyDims(f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {RANK}")
+                        raise TooManyDims(
+                            f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {RANK}"
+                        )
                     values["sizes"] = space.inner_sizes
                     reach = max(reach, 1 + sum((n - 1) * abs(s) for n, s in zip(space.sizes, strides)))
             elif "_stride_" in param.name:
                 tensor, _, axis = param.name.partition("_stride_")
                 whole = operands.get(tensor) or written.get(tensor)
                 values[param.name] = whole.strides[(axis, 0)] if whole is not None else 0
-                reach = max(reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0)
+                reach = max(
+                    reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0
+                )
         values["WIDE"] = reach + 2 * BLOCK >= _WIDE
         return values
 
@@ -428,7 +459,9 @@ class PointwiseOp(RuntimeOp):
         plain = not any(" " in d for t in self.outputs for d in re_groups(t.dims))
         space = iterate(self._axes(extents), extents, list(operands.values()), reorder=plain)
         compute = self._compute_dtype(given)
-        outputs = {t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, space) for t in self.outputs}
+        outputs = {
+            t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, space) for t in self.outputs
+        }
         if space.count == 0:
             return Plan(outputs)
         written = self._bind(self.outputs, outputs)
@@ -438,21 +471,29 @@ class PointwiseOp(RuntimeOp):
 
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         assert self.backward is not None
-        cotangents = [replace(t, name=f"d{t.name}") for t in self.outputs if t.differentiable and t.dtype in ("float", "number", "compute")]
+        cotangents = [
+            replace(t, name=f"d{t.name}")
+            for t in self.outputs
+            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
+        ]
         bound = self._bind((*self.tensors, *self.outputs, *cotangents), given)
         extents = self._extents(bound, (*self.tensors, *self.outputs, *cotangents))
         bound = {n: stretched(o, extents) for n, o in bound.items()}
         read = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
         operands = {n: o for n, o in bound.items() if n in read}
         axes = self._axes(extents)
-        patterns = {n: frozenset(a for a in axes if extents[a] != 1 and bound[n].extents.get(a, 1) == 1) for n in needed}
+        patterns = {
+            n: frozenset(a for a in axes if extents[a] != 1 and bound[n].extents.get(a, 1) == 1) for n in needed
+        }
         plain = not any(" " in d for t in self.tensors for d in re_groups(t.dims))
         order = iterate(axes, extents, [o for n, o in operands.items() if not patterns.get(n)], reorder=plain)
         targets = {t.name: t for t in self.tensors}
         grads = {}
         for name in needed:
             own = {a: bound[name].extents[a] for a in bound[name].extents}
-            kept = Space(tuple(a for a in order.order if a in own), {a: own[a] for a in order.order if a in own}, (), ())
+            kept = Space(
+                tuple(a for a in order.order if a in own), {a: own[a] for a in order.order if a in own}, (), ()
+            )
             meta = given[name]
             assert isinstance(meta, Meta)
             grads[f"d{name}"] = self._allocated(targets[name], meta.dtype, own, kept)
@@ -484,7 +525,9 @@ class PointwiseOp(RuntimeOp):
         scratch: dict[str, Meta] = {}
         for pattern, names in groups.items():
             space = iterate(order.order, extents, list(operands.values()), (pattern,), reorder=False)
-            launches += self._sum_launches(given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors)
+            launches += self._sum_launches(
+                given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors
+            )
             full = {}
         return Plan(grads, scratch, tuple(launches))
 
@@ -515,7 +558,14 @@ class PointwiseOp(RuntimeOp):
         for name in finish:
             settings = {"n_parts": parts, "n_kept": split.n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"],
                         "BLOCK_K": last_k, "BLOCK_R": last_r}  # fmt: skip
-            out.append(Launch(second, (_cdiv(split.n_kept, last_k), 1, 1), {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"}, settings))
+            out.append(
+                Launch(
+                    second,
+                    (_cdiv(split.n_kept, last_k), 1, 1),
+                    {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"},
+                    settings,
+                )
+            )
         return out
 
 
@@ -567,4 +617,3 @@ def split_space(space: Space, pattern: frozenset[Axis]) -> Split:
 def re_groups(dims: str) -> list[str]:
     """The grouped dims of a declaration: `..., (S N)` has one."""
     return [part.split(")")[0] for part in dims.split("(")[1:]]
-

@@ -1,10 +1,10 @@
 """What the generated ops share. Plain Python and Triton: read it, change it, it is yours.
 
-    abi      kernel parameters: their order, names and types, once; argument visitors
-    views    tensors as addresses, shapes and strides, without torch
-    layout   from shapes and strides to the iteration space of a kernel
-    op       `RuntimeOp`, the contract between an op and whatever launches it
-    kernels  `@triton.jit` helpers that the kernels call
-    math     functions that `triton.language` lacks
-    binding  torch: autograd, allocation, launch
+abi      kernel parameters: their order, names and types, once; argument visitors
+views    tensors as addresses, shapes and strides, without torch
+layout   from shapes and strides to the iteration space of a kernel
+op       `RuntimeOp`, the contract between an op and whatever launches it
+kernels  `@triton.jit` helpers that the kernels call
+math     functions that `triton.language` lacks
+binding  torch: autograd, allocation, launch
 """

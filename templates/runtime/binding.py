@@ -16,6 +16,7 @@ from .views import FLOATS
 if TYPE_CHECKING:
     import torch
 
+_NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
 _FUSION = True
 """`enable_fp_fusion`, given at every launch: its default differs between versions of Triton."""
 
@@ -86,7 +87,9 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
     elif not op.has_backward:
         outputs = _forward(op, given, lib)
         if any(o.is_floating_point() for o in outputs):
-            raise RuntimeError(f"{op.name} has no derivative (its spec says `not_differentiable`), and an input requires a gradient: detach it")
+            raise RuntimeError(
+                f"{op.name} has no derivative (its spec says `not_differentiable`), and an input requires a gradient: detach it"
+            )
     else:
         outputs = lib.function.apply(op, tuple(given), *given.values())
     return outputs[0] if len(outputs) == 1 else outputs
@@ -95,6 +98,8 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
 def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], lib: _Torch) -> None:
     public = {t.name: t.public for t in op.tensors}
     first: tuple[str, torch.Tensor] | None = None
+    if any(lib.torch._C._functorch.is_batchedtensor(t) for t in tensors.values()):
+        raise RuntimeError(_NO_VMAP.format(op.name))
     for name, value in given.items():
         if value is None:
             continue
@@ -110,31 +115,41 @@ def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.
         if first is None:
             first = (name, tensor)
         elif tensor.device != first[1].device:
-            raise ValueError(f"{op.name}: `{public[name]}` is on {tensor.device}, `{public[first[0]]}` on {first[1].device}")
+            raise ValueError(
+                f"{op.name}: `{public[name]}` is on {tensor.device}, `{public[first[0]]}` on {first[1].device}"
+            )
     if first is None:
         raise TypeError(f"{op.name}: at least one argument must be a tensor")
     device = first[1].device
     if device.type == "cpu" and not interpreted():
-        raise ValueError(f"{op.name}: `{public[first[0]]}` is on the CPU; move it to a GPU, or run in Triton's interpreter: TRITON_INTERPRET=1 python ...")
+        raise ValueError(
+            f"{op.name}: `{public[first[0]]}` is on the CPU; move it to a GPU, or run in Triton's interpreter: TRITON_INTERPRET=1 python ..."
+        )
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"{op.name}: `{public[first[0]]}` is on {device}; kernels run on CUDA and ROCm devices")
 
 
 def _metas(given: Mapping[str, Any], lib: _Torch) -> dict[str, Given]:
     return {
-        n: Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, lib.torch.Tensor) else v for n, v in given.items()
+        n: Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, lib.torch.Tensor) else v
+        for n, v in given.items()
     }
 
 
 def _allocate(metas: Mapping[str, Meta], device: torch.device, lib: _Torch) -> dict[str, torch.Tensor]:
-    new = {n: lib.torch.empty_strided(m.shape, m.strides, dtype=lib.dtypes[m.dtype], device=device) for n, m in metas.items()}
+    new = {
+        n: lib.torch.empty_strided(m.shape, m.strides, dtype=lib.dtypes[m.dtype], device=device)
+        for n, m in metas.items()
+    }
     if debugging():
         for tensor in new.values():
             tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
     return new
 
 
-def _launch(op: RuntimeOp, plan: Plan, tensors: Mapping[str, Any], given: Mapping[str, Any], device: torch.device, lib: _Torch) -> None:
+def _launch(
+    op: RuntimeOp, plan: Plan, tensors: Mapping[str, Any], given: Mapping[str, Any], device: torch.device, lib: _Torch
+) -> None:
     numbers = op.numbers(given)
     if device.type == "cuda":
         with lib.torch.cuda.device(device):
@@ -155,7 +170,10 @@ def _planned(plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[
         return plan(_metas(given, lib)), given
     except TooManyDims:
         shape = lib.torch.broadcast_shapes(*(v.shape for v in given.values() if isinstance(v, lib.torch.Tensor)))
-        dense = {n: v.expand(shape).contiguous() if isinstance(v, lib.torch.Tensor) and v.dim() > RANK - 1 else v for n, v in given.items()}
+        dense = {
+            n: v.expand(shape).contiguous() if isinstance(v, lib.torch.Tensor) and v.dim() > RANK - 1 else v
+            for n, v in given.items()
+        }
         return plan(_metas(dense, lib)), dense
 
 
@@ -164,7 +182,9 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> tuple[torch.T
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     outputs = _allocate(plan.outputs, device, lib)
     if plan.launches:
-        _launch(op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib)
+        _launch(
+            op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib
+        )
     return tuple(outputs.values())
 
 
@@ -172,19 +192,26 @@ def _tensors(given: Mapping[str, Any], lib: _Torch) -> dict[str, Any]:
     return {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
 
 
-def _backward(op: RuntimeOp, given: dict[str, Any], needed: Sequence[str], device: torch.device, lib: _Torch) -> dict[str, torch.Tensor]:
+def _backward(
+    op: RuntimeOp, given: dict[str, Any], needed: Sequence[str], device: torch.device, lib: _Torch
+) -> dict[str, torch.Tensor]:
     """The gradients that are needed, by name; `given` has residuals, cotangents and the shapes of all inputs."""
     passed = {}
     for name, cotangent in op.passes().items():
         tensor, meta = given.get(cotangent), given.get(name)
         if name in needed and isinstance(tensor, lib.torch.Tensor) and meta is not None:
-            shape, dtype = (meta.shape, meta.dtype) if isinstance(meta, Meta) else (tuple(meta.shape), lib.names[meta.dtype])
+            shape, dtype = (
+                (meta.shape, meta.dtype) if isinstance(meta, Meta) else (tuple(meta.shape), lib.names[meta.dtype])
+            )
             if tuple(tensor.shape) == shape and lib.names[tensor.dtype] == dtype:
                 passed[f"d{name}"] = tensor
     needed = [n for n in needed if f"d{n}" not in passed]
     if not needed:
         return passed
-    metas = {n: v if isinstance(v, (Meta, int, float)) or v is None else Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
+    metas = {
+        n: v if isinstance(v, (Meta, int, float)) or v is None else Meta(lib.names[v.dtype], tuple(v.shape), v.stride())
+        for n, v in given.items()
+    }
     plan = op.plan_backward(metas, needed, lib.multiprocessors(device))
     grads = _allocate(plan.outputs, device, lib)
     for name in plan.zeros:
@@ -197,7 +224,7 @@ def _backward(op: RuntimeOp, given: dict[str, Any], needed: Sequence[str], devic
 def _autograd_function(torch: Any) -> Any:
     """The one autograd.Function, made when torch is there."""
 
-    class Pullback(torch.autograd.Function):  # type: ignore[misc]
+    class Pullback(torch.autograd.Function):
         """Forward and backward of any op. Saves what the backward kernels read, and only if a gradient is needed."""
 
         @staticmethod
@@ -214,7 +241,9 @@ def _autograd_function(torch: Any) -> Any:
             ctx.device = output[0].device
             ctx.set_materialize_grads(False)
             outputs = dict(zip((t.name for t in op.outputs), output))
-            ctx.mark_non_differentiable(*(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point()))
+            ctx.mark_non_differentiable(
+                *(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point())
+            )
             everything = {**given, **outputs}
             kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor)]
             ctx.kept = kept
@@ -222,30 +251,41 @@ def _autograd_function(torch: Any) -> Any:
             ctx.save_for_backward(*(everything[n] for n in kept))
 
         @staticmethod
+        def vmap(info: Any, in_dims: Any, op: RuntimeOp, *values: Any) -> Any:
+            raise RuntimeError(_NO_VMAP.format(op.name))
+
+        @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
             op: RuntimeOp = ctx.op
             wanted = [n for n, need in zip(ctx.names, ctx.needs_input_grad[2:]) if need]
             for name in wanted:
                 if name not in op.gradients:
-                    raise RuntimeError(f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it")
+                    raise RuntimeError(
+                        f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it"
+                    )
             needed = [n for n in wanted if ctx.metas[n].dtype in FLOATS]
             if not needed or all(c is None for c in cotangents):
                 return (None,) * (len(ctx.names) + 2)
-            given = {**ctx.metas, **dict(zip(ctx.kept, ctx.saved_tensors))}
-            given |= {f"d{t.name}": c for t, c in zip(op.outputs, cotangents)}
-            given |= {n: m for n, m in ctx.output_metas.items() if n not in given}
-            grads = _Once.apply(op, given, needed, ctx.device, *(c for c in cotangents if c is not None), *ctx.saved_tensors)
+            given: dict[str, Any] = {**ctx.output_metas, **ctx.metas, **{f"d{t.name}": None for t in op.outputs}}
+            supplied = {f"d{t.name}": c for t, c in zip(op.outputs, cotangents) if c is not None}
+            tensors = {**dict(zip(ctx.kept, ctx.saved_tensors)), **supplied}
+            grads = _Once.apply(op, given, needed, ctx.device, tuple(tensors), *tensors.values())
             by_name = dict(zip(needed, grads))
             return (None, None, *(by_name.get(n) for n in ctx.names))
 
-    class _Once(torch.autograd.Function):  # type: ignore[misc]
+    class _Once(torch.autograd.Function):
         """The backward as a function whose own backward is refused: kernels have no second derivative."""
 
         @staticmethod
-        def forward(ctx: Any, op: RuntimeOp, given: dict[str, Any], needed: list[str], device: Any, *tensors: Any) -> tuple[Any, ...]:
-            ctx.name = op.name
-            grads = _backward(op, given, needed, device, _library())
+        def forward(
+            op: RuntimeOp, given: dict[str, Any], needed: list[str], device: Any, names: tuple[str, ...], *tensors: Any
+        ) -> tuple[Any, ...]:
+            grads = _backward(op, {**given, **dict(zip(names, tensors))}, needed, device, _library())
             return tuple(grads[f"d{n}"] for n in needed)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            ctx.name = inputs[0].name
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:

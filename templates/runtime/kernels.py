@@ -70,7 +70,16 @@ def reduced_tile(start, n_reduced, WIDE: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def sum_partials(part_ptr, total_ptr, n_parts, n_kept, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+def sum_partials(
+    part_ptr,
+    total_ptr,
+    n_parts,
+    n_kept,
+    COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
     """total[k] = the sum over p of part[p, k]: always in the same order."""
     k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
     total = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)

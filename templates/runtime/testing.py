@@ -46,7 +46,7 @@ class Case:
         stretching = [t for t in self.tensors if t.broadcast]
         self.layouts = (*_SHAPES, *_LAYOUTS, *(_BROADCASTS if len(stretching) > 1 else ()))
         kinds = {t.dtype for t in self.tensors}
-        self.dtypes = ("f16", "bf16", "f32", "f64", *(INTS if "number" in kinds else ()))
+        self.dtypes = ("f16", "bf16", "f32", "f64", *(INTS if kinds & {"number", "any"} else ()))
 
     # -------------------------------------------------------------------------------- inputs
 
@@ -63,7 +63,7 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         if tensor.dtype == "bool":
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
-        if dtype in INTS and tensor.dtype in ("number", "int"):
+        if dtype in INTS and tensor.dtype in ("number", "int", "any"):
             return torch.randint(-9, 10, shape, generator=generator).to(DEVICE, TORCH[dtype])
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5
         low, high = self.domains.get(tensor.name, (-math.inf, math.inf))
@@ -162,7 +162,9 @@ class Case:
 
     def _with_gradients(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         names = self._differentiable(given)
-        leaves = {n: v.detach().requires_grad_(n in names) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+        leaves = {
+            n: v.detach().requires_grad_(n in names) if isinstance(v, torch.Tensor) else v for n, v in given.items()
+        }
         outputs = self.call(leaves, attrs)
         out = {f"output {k}": y.detach() for k, y in enumerate(outputs)}
         if names:
@@ -191,12 +193,21 @@ class Case:
         for grad, other in zip(plain, summed):
             _close(other, grad, "f64")
 
-    def _numerically(self, name: str, grad: torch.Tensor, given: Mapping[str, Any], seeds: list[torch.Tensor], attrs: Mapping[str, Any]) -> None:
+    def _numerically(
+        self,
+        name: str,
+        grad: torch.Tensor,
+        given: Mapping[str, Any],
+        seeds: list[torch.Tensor],
+        attrs: Mapping[str, Any],
+    ) -> None:
         x = given[name]
         if x.numel() == 0:
             return
         sliced = any(axis in t.dims for t in self.tensors if t.name == name for axis in getattr(self.op, "sliced", ()))
-        direction = torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(x.device) + 0.5
+        direction = (
+            torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(x.device) + 0.5
+        )
 
         def moved(h: float) -> list[torch.Tensor]:
             return list(self.call({**given, name: x + h * direction}, attrs))
@@ -212,7 +223,9 @@ class Case:
         if sliced:
             assert not doubt.any()
             want, got = total.sum(), (grad * direction).sum()
-            assert (got - want).abs() <= 1e-7 * (1 + want.abs()) * max(1, x.numel()) ** 0.5, f"gradient of {name}: {got}, numerical {want}"
+            assert (got - want).abs() <= 1e-7 * (1 + want.abs()) * max(
+                1, x.numel()
+            ) ** 0.5, f"gradient of {name}: {got}, numerical {want}"
             return
         want = _sum_to(total, x.shape)
         sure = ~_any_to(doubt.expand(total.shape), x.shape)
@@ -282,7 +295,9 @@ class Case:
         if op.has_backward:
             self._backward_parameters(op, sides, outputs, named)
 
-    def _backward_parameters(self, op: RuntimeOp, sides: list[list[TensorView]], outputs: list[TensorView], named: dict[str, TensorView]) -> None:
+    def _backward_parameters(
+        self, op: RuntimeOp, sides: list[list[TensorView]], outputs: list[TensorView], named: dict[str, TensorView]
+    ) -> None:
         cotangents = [TensorView(6000 + 16 * k, v.dtype, v.shape, v.strides) for k, v in enumerate(outputs)]
         grads = [
             [TensorView(7000 + 500 * g + 16 * k, v.dtype, v.shape, v.strides) if t.name in op.gradients else None
@@ -290,7 +305,12 @@ class Case:
             for g, (group, side) in enumerate(zip((op.inputs, op.params), sides))
         ]  # fmt: skip
         named = named | {f"d{t.name}": v for t, v in zip(op.outputs, cotangents)}
-        named |= {f"d{t.name}": v for group, side in zip((op.inputs, op.params), grads) for t, v in zip(group, side) if v is not None}
+        named |= {
+            f"d{t.name}": v
+            for group, side in zip((op.inputs, op.params), grads)
+            for t, v in zip(group, side)
+            if v is not None
+        }
         metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items()}
         plan = op.plan_backward(metas, op.gradients, 132)
         for i, launch in enumerate(plan.launches):
@@ -318,7 +338,9 @@ def _check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: M
 
 
 def _seed(y: torch.Tensor, k: int) -> torch.Tensor:
-    return (torch.randn(y.shape, generator=torch.Generator().manual_seed(70 + k), dtype=torch.float64) + 0.25).to(y.device, y.dtype)
+    return (torch.randn(y.shape, generator=torch.Generator().manual_seed(70 + k), dtype=torch.float64) + 0.25).to(
+        y.device, y.dtype
+    )
 
 
 def _sum_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -340,4 +362,6 @@ def _close(got: torch.Tensor, want: torch.Tensor, dtype: str) -> None:
     near = (a - b).abs() <= ROUNDINGS[dtype] * EPS[dtype] * (1 + b.abs())
     if not (same | near).all():
         bad = ~(same | near)
-        raise AssertionError(f"{int(bad.sum())} of {a.numel()} differ, first {a[bad][0].item()!r} from {b[bad][0].item()!r}")
+        raise AssertionError(
+            f"{int(bad.sum())} of {a.numel()} differ, first {a[bad][0].item()!r} from {b[bad][0].item()!r}"
+        )

@@ -1,6 +1,6 @@
 """Tensors without torch: an address, a dtype, a shape and strides.
 
-    TensorView(address=0x7f00, dtype="bf16", shape=(4, 8), strides=(8, 1), device="cuda:0")
+TensorView(address=0x7f00, dtype="bf16", shape=(4, 8), strides=(8, 1), device="cuda:0")
 """
 
 from __future__ import annotations

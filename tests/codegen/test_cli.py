@@ -124,6 +124,17 @@ def test_nothing_is_written_while_a_fault_stands(project: Path) -> None:
     assert pullback("verify").exit_code == 0
 
 
+def test_a_link_that_leads_nowhere_or_out_is_a_diagnostic(project: Path) -> None:
+    (project / "specs/away.yaml").symlink_to(project / "nowhere.yaml")
+    (project / "out.yaml").write_text(TWICE.replace("twice", "thrice"))
+    (project / "specs/out.yaml").symlink_to(project / "out.yaml")
+    for words in (("generate",), ("check",), ("list",)):
+        result = pullback(*words)
+        assert result.exit_code == 1, words
+    assert "specs/away.yaml:1:1: error[" in result.stderr and "specs/out.yaml:1:1: error[link]" in result.stderr
+    assert not (project / "generated").exists()
+
+
 def test_verify_prints_a_line_per_op(project: Path) -> None:
     result = pullback("verify")
     assert result.exit_code == 0
@@ -251,7 +262,7 @@ def test_progress_on_a_terminal(project: Path, monkeypatch: pytest.MonkeyPatch) 
 
     parent, child = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    code = "from codegen import cli\nimport time\np = cli.Progress()\np.begun -= 1\np('verifying twice', 0, 2)\np.clear()\n"
+    code = "from codegen import cli\np = cli.Progress()\np.begun -= 1\np('verifying twice', 0, 2)\np.clear()\n"
     subprocess.run([sys.executable, "-c", code], env=env, stderr=child, check=True)
     os.close(child)
     shown = os.read(parent, 1000).decode()

@@ -230,7 +230,7 @@ def test_a_link_in_place_of_a_file_is_refused(written: Project, tmp_path: Path) 
 def test_nothing_outside_is_deleted_through_a_manifest(written: Project) -> None:
     victim = written.root.parent / "victim.py"
     victim.write_text("1\n")
-    line = '"../victim.py": {"sha256": "%s", "from": {}},' % "0" * 64
+    line = '"../victim.py": {"sha256": "' + "0" * 64 + '", "from": {}},'
     text = (written.root / MANIFEST).read_text().replace("{\n", "{\n" + line + "\n", 1)
     (written.root / MANIFEST).write_text(text)
     tree.write(written, generated(written))

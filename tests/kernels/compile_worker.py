@@ -1,0 +1,112 @@
+"""Compiles kernels of the generated package for a target: `compile_worker.py cuda:90 bf16 [OP...]`. A JSON line a kernel."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import generated  # noqa: E402
+from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
+from generated.runtime.views import dense_strides  # noqa: E402
+
+TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i64": "*i64"}
+
+
+def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
+    """What Triton's own launcher would make of the arguments: types, constants, divisibility."""
+    values = launch.arguments({n: n for n in launch.pointers.values()}, {})
+    types: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
+    attrs: dict[Any, Any] = {}
+    for k, param in enumerate(launch.kernel.abi.params):
+        value = values.get(param.name, 0.0)
+        if param.role == "constexpr" or (value is None):
+            types[param.name], constants[(k,)] = "constexpr", value
+        elif param.role == "ptr":
+            types[param.name] = TYPES[metas[value].dtype]
+            attrs[(k,)] = [["tt.divisibility", 16]]
+        elif param.role == "tuple":
+            types[param.name] = tuple("constexpr" if v == 1 else "i32" for v in value)
+            constants |= {(k, j): 1 for j, v in enumerate(value) if v == 1}
+            attrs |= {(k, j): [["tt.divisibility", 16]] for j, v in enumerate(value) if v % 16 == 0}
+        else:
+            types[param.name] = "fp64" if param.role == "f64" else "i64"
+            if param.role == "i64" and isinstance(value, int) and value % 16 == 0:
+                attrs[(k,)] = [["tt.divisibility", 16]]
+    return types, constants, attrs
+
+
+def launches(op: PointwiseOp, dtype: str) -> list[tuple[str, Launch, dict[str, Meta]]]:
+    """Forward and backward of an op over dense tensors, and where it can be, with its last input broadcast."""
+    out = []
+    for layout in ("dense", "row"):
+        metas = {}
+        stretching = [t for t in op.tensors if t.broadcast]
+        if layout == "row" and len(stretching) < 2:
+            continue
+        for tensor in op.tensors:
+            shape: tuple[int, ...] = (64, 128) if tensor.dims != "" else ()
+            if layout == "row" and tensor is stretching[-1]:
+                shape = (128,)
+            metas[tensor.name] = Meta(
+                dtype if "f32" in tensor.dtypes else tensor.dtypes[0], shape, dense_strides(shape)
+            )
+        plan = op.plan_forward(metas)
+        named = {**metas, **plan.outputs}
+        out += [(layout, launch, named) for launch in plan.launches]
+        if op.has_backward:
+            named |= {f"d{n}": m for n, m in plan.outputs.items()}
+            plan = op.plan_backward(named, op.gradients, 132)
+            out += [(layout, launch, {**named, **plan.outputs, **plan.scratch}) for launch in plan.launches]
+    return out
+
+
+def main() -> None:
+    kind, _, arch = sys.argv[1].partition(":")
+    target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, 64 if kind == "hip" else 32)
+    dtype, names = sys.argv[2], sys.argv[3:] or dir(generated)
+    for name in names:
+        module = importlib.import_module(f"generated.ops.{name}")
+        cls = next(
+            v
+            for v in vars(module).values()
+            if isinstance(v, type) and issubclass(v, PointwiseOp) and v is not PointwiseOp
+        )
+        function = getattr(module, name)
+        arguments = {t.public for t in cls.inputs + cls.params}
+        given = {n: p.default for n, p in inspect.signature(function).parameters.items() if n not in arguments}
+        choices = [given] + [{**given, n: v} for n, values in cls.enums.items() for v in values if v != given[n]]
+        for attrs in choices:
+            for layout, launch, metas in launches(cls(**attrs), dtype):
+                types, constants, hints = signature(launch, metas)
+                source = ASTSource(launch.kernel.function, types, constants, hints)
+                built = triton.compile(
+                    source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True}
+                )
+                text = str(built.asm.get("ptx", ""))
+                loads = [line for line in text.splitlines() if "ld.global" in line]
+                narrow = [line for line in loads if not re.search(r"\.v[24]\.", line) and ".b8" not in line]
+                layout = "dense" if launch.values.get("sizes") is None and layout == "dense" else "strided"
+                row = {
+                    "op": name,
+                    "kernel": launch.kernel.function.fn.__name__,
+                    "layout": layout,
+                    "loads": len(loads),
+                    "narrow": len(narrow),
+                }
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
