@@ -77,7 +77,9 @@ class Module:
     imports: tuple[str, ...]
     """Lines of names from the runtime's math."""
     passes: tuple[tuple[str, str, str], ...]
-    """Gradients that are a cotangent as it is, with the choice under which."""
+    """Gradients that are a cotangent as it is, with the test under which."""
+    present: tuple[str, ...]
+    """Tensors that the backward takes for their presence alone."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class _Used:
 
     scalars: dict[str, None] = field(default_factory=dict)
     choices: dict[str, None] = field(default_factory=dict)
+    asked: dict[str, None] = field(default_factory=dict)
+    """Tensors whose presence is asked."""
 
 
 # ---------------------------------------------------------------------------------------------- expressions
@@ -130,6 +134,15 @@ class _Printer:
         if node.op in INFIX and node.op not in ("floordiv", "mod"):
             return self._infix(node)
         return self._function(TABLE[node.op].triton, node.args), 12
+
+    def stored(self, node: Node, kind: str) -> str:
+        """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
+        text, level = self._print(node)
+        if kind != "float" or node.kind != "int":
+            return text
+        if node.op == "const":
+            return number(float(node.params[0]))
+        return f"{text if level >= 12 else f'({text})'}.to(COMPUTE)"
 
     def _constant(self, node: Node, argument: bool) -> str:
         value = node.params[0]
@@ -193,6 +206,7 @@ class _Lowering:
         self.choices: dict[str, str] = {}
         self.imports: dict[str, None] = {}
         self.rounded: set[int] = set()
+        self.present: tuple[str, ...] = ()
 
     # -------------------------------------------------------------------------------- parameters
 
@@ -228,6 +242,7 @@ class _Lowering:
     def condition(self, atom: Atom, values: Sequence[object], used: _Used) -> str:
         """The compile-time test that a variant's atom has one of these values."""
         if atom.kind in ("tensor", "cotangent"):
+            used.asked[atom.name] = None
             return f"{atom.name}_ptr is {'not ' if True in values else ''}None"
         name, expression = self._choice(atom)
         self.choices[name] = expression
@@ -261,6 +276,7 @@ class _Lowering:
                     keys.insert(place, item.key)
                     place += 1
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
+        _share_stores(texts)
         universe = list(per_variant)
         blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
         for key in keys:
@@ -374,7 +390,7 @@ class _Lowering:
         used = {p.partition(": ")[0] for k in (forward, backward) if k is not None for p in k.params}
         return Module(
             self.plan, forward, backward, tuple((n, t) for n, t in self.hosted.items() if n in used),
-            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(self._import_lines()), tuple(self.passes()),
+            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(self._import_lines()), tuple(self.passes()), self.present,
         )  # fmt: skip
 
     def _find_rounded(self) -> None:
@@ -404,13 +420,14 @@ class _Lowering:
     def _stores(self, graph: Graph, printer: _Printer, name: str, node: Node | None) -> list[str]:
         assert node is not None
         parts = _parts(node)
+        kind = graph.tensors[name].kind if name in graph.tensors else "float"  # a gradient
         if len(parts) == 1 and node.op != "stack":
-            return [f"tl.store({name}_ptr + i, {printer.text(node)}, mask=mask)"]
+            return [f"tl.store({name}_ptr + i, {printer.stored(node, kind)}, mask=mask)"]
         axis = node.params[0]
         at = f"{safe(name)}_at"
         lines = [f"{at} = {name}_ptr + offset(i, sizes, {name}_strides)"]
         return lines + [
-            f"tl.store({at}{_step(name, axis, k)}, {printer.text(p)}, mask=mask)" for k, p in enumerate(parts)
+            f"tl.store({at}{_step(name, axis, k)}, {printer.stored(p, kind)}, mask=mask)" for k, p in enumerate(parts)
         ]
 
     def _backward(self) -> KernelText:
@@ -428,7 +445,8 @@ class _Lowering:
             bodies[variant] = items
         body = self.merge(bodies, used)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
-        reads = self._read_params(self.plan.backward_reads)
+        self.present = tuple(n for n in used.asked if n not in self.plan.backward_reads)
+        reads = self._read_params(self.plan.backward_reads) + [f"{n}_ptr" for n in self.present]
         if not self.plan.summed:
             params = reads + self._write_params([f"d{n}" for n in self.plan.gradients], stacked)
             return self._kernel("backward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
@@ -460,7 +478,7 @@ class _Lowering:
                 lines = [f"if d{name}_ptr is not None:", *(f"    {line}" for line in lines)]
             return [_Item(("store", name), tuple(lines))]
         out = []
-        text = printer.text(node)
+        text = printer.stored(node, "float")
         if node.op != "const" and (node.serial not in printer.names or self._differs(name)):
             out.append(_Item(("grad", name), (f"{grad} = {text}",)))
             text = grad
@@ -480,31 +498,25 @@ class _Lowering:
         return len(texts) > 1
 
     def passes(self) -> list[tuple[str, str, str]]:
-        """Gradients that are a cotangent as it is: name, cotangent, and the choice under which (Python, or nothing)."""
+        """Gradients that are a cotangent as it is: name, cotangent, and the test under which (Python, or nothing)."""
         out = []
         for name in self.plan.gradients:
-            found = {v: self._passed(g, name) for v, g in self.plan.floats}
-            cotangents = {c for c in found.values() if c}
-            if len(cotangents) != 1:
-                continue
-            holding = {v for v, c in found.items() if c}
-            if len(holding) == len(found):
-                out.append((name, cotangents.pop(), ""))
-                continue
-            for atom in self.atoms:
-                for value in atom.values if atom.kind in ("enum", "flag", "condition") else ():
-                    if {v for v in found if v[atom.key] == value} == holding:
-                        test = self._choice(atom)[1]
-                        test = f'{test} == "{value}"' if atom.kind == "enum" else test if value else f"not ({test})"
-                        out.append((name, next(iter(cotangents)), test))
+            found = {self._passed(graph, name) for _, graph in self.plan.floats}
+            if len(found) == 1 and (one := found.pop()) is not None:
+                out.append((name, *one))
         return out
 
     @staticmethod
-    def _passed(graph: Graph, name: str) -> str:
+    def _passed(graph: Graph, name: str) -> tuple[str, str] | None:
+        """The cotangent that a gradient is, or is times a host number: then only where that number is 1."""
         node = next((stripped(t, graph) for t in graph.gradients if t.name == name and t.node is not None), None)
+        test = ""
+        if node is not None and node.op == "mul" and any(a.host for a in node.args):
+            factor, node = sorted(node.args, key=lambda a: not a.host)
+            test = f"{python(factor)} == 1"
         if node is not None and node.op == "read" and graph.tensors[node.params[0]].role == "cotangent":
-            return str(node.params[0])
-        return ""
+            return str(node.params[0]), test
+        return None
 
     def _is_stacked(self, name: str) -> bool:
         return any(
@@ -551,6 +563,19 @@ class _Lowering:
         if "BLOCK: tl.constexpr" in blocks:
             return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))
         return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude))
+
+
+def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]]) -> None:
+    """The gradient of an absent tensor is stored nowhere (its pointer is None), so its statements may stand in every
+    variant: where there is one text, and what it reads has a value everywhere, they need no test of their own."""
+    defined = {v: {key[-1] for key in items if key[0] in ("load", "part", "let")} for v, items in texts.items()}
+    somewhere, everywhere = set().union(*defined.values()), set.intersection(*defined.values())
+    for key in {k for items in texts.values() for k in items if k[0] in ("grad", "store") and len(k) == 2}:
+        found = {items[key] for items in texts.values() if key in items}
+        names = {n.rstrip("_") for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)}
+        if len(found) == 1 and not (names & somewhere) - everywhere:
+            for items in texts.values():
+                items.setdefault(key, next(iter(found)))
 
 
 def _parts(node: Node | None) -> list[Node]:

@@ -358,7 +358,7 @@ def is_analytic(roots: list[Node]) -> bool:
 
 
 def _loss(graph: Graph, env: Env, probes: int) -> Array:
-    """The sum of output times cotangent, one number a probe."""
+    """The sum of output times cotangent, one number a probe; elements that are NaN take no part."""
     roots = [t.node for t in graph.outputs if t.node is not None]
     values = evaluate(roots, env)
     total: Array = np.zeros(probes)
@@ -368,7 +368,7 @@ def _loss(graph: Graph, env: Env, probes: int) -> Array:
             continue
         value = full(values[target.node.serial], graph.tensors[target.name].axes, env) * cotangent
         value = np.broadcast_to(value, (probes, *value.shape[value.ndim - len(env.order) :]))
-        total = total + value.reshape(probes, -1).sum(axis=1)
+        total = total + np.nansum(value.reshape(probes, -1), axis=1)
     return total
 
 

@@ -44,8 +44,8 @@ class Abs(PointwiseOp):
     """How `abs` is launched: its tensors, choices and kernels."""
 
     name = "abs"
-    inputs = (Tensor("x", "...", dtype="number", broadcast=True, arg="input"),)
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"),)
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x",)
     forward = Kernel.of(abs_forward)

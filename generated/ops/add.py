@@ -38,8 +38,7 @@ def add_forward(
 def add_backward(
     dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, kept_sizes, kept_strides,
     reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, alpha: tl.float64,
-    ALPHA_IS_1: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     alpha = scalar(alpha, COMPUTE)
     k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
@@ -55,10 +54,7 @@ def add_backward(
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dy, 0.0)
-        if ALPHA_IS_1:
-            dother = dy
-        else:
-            dother = alpha * dy
+        dother = alpha * dy
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:
@@ -74,19 +70,12 @@ class Add(PointwiseOp):
     """How `add` is launched: its tensors, choices and kernels."""
 
     name = "add"
-    inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("other", "...", dtype="number", broadcast=True, scalar=True),
-    )
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x", "other")
-    integral = ("alpha",)
     forward = Kernel.of(add_forward)
     backward = Kernel.of(add_backward)
-
-    def choices(self) -> dict[str, object]:
-        return {**super().choices(), "ALPHA_IS_1": self.attrs["alpha"] == 1}
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy", **({"other": "dy"} if self.attrs["alpha"] == 1 else {})}

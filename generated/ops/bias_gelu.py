@@ -88,8 +88,8 @@ class BiasGelu(PointwiseOp):
     """How `bias_gelu` is launched: its tensors, choices and kernels."""
 
     name = "bias_gelu"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
-    params = (Tensor("bias", "...", broadcast=True),)
+    inputs = (Tensor("x", "...", arg="input"),)
+    params = (Tensor("bias", "..."),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "bias")
     gradients = ("x", "bias")

@@ -68,11 +68,10 @@ class Clamp(PointwiseOp):
     """How `clamp` is launched: its tensors, choices and kernels."""
 
     name = "clamp"
-    inputs = (Tensor("x", "...", dtype="number", broadcast=True, arg="input"),)
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"),)
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x",)
-    integral = ("min", "max")
     forward = Kernel.of(clamp_forward)
     backward = Kernel.of(clamp_backward)
 

@@ -76,7 +76,7 @@ class Div(PointwiseOp):
     """How `div` is launched: its tensors, choices and kernels."""
 
     name = "div"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"), Tensor("other", "...", broadcast=True, scalar=True))
+    inputs = (Tensor("x", "...", arg="input"), Tensor("other", "...", scalar=True))
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")

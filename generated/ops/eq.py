@@ -37,11 +37,8 @@ class Eq(PointwiseOp):
     """How `eq` is launched: its tensors, choices and kernels."""
 
     name = "eq"
-    inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("other", "...", dtype="number", broadcast=True, scalar=True),
-    )
-    outputs = (Tensor("y", "...", dtype="bool"),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
+    outputs = (Tensor("y", "...", "bool"),)
     forward = Kernel.of(eq_forward)
 
 

@@ -43,7 +43,7 @@ class Exp(PointwiseOp):
     """How `exp` is launched: its tensors, choices and kernels."""
 
     name = "exp"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)

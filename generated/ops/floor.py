@@ -38,7 +38,7 @@ class Floor(PointwiseOp):
     """How `floor` is launched: its tensors, choices and kernels."""
 
     name = "floor"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x",)

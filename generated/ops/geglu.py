@@ -87,7 +87,7 @@ class Geglu(PointwiseOp):
     """How `geglu` is launched: its tensors, choices and kernels."""
 
     name = "geglu"
-    inputs = (Tensor("gate", "...", broadcast=True), Tensor("up", "...", broadcast=True))
+    inputs = (Tensor("gate", "..."), Tensor("up", "..."))
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")

@@ -62,7 +62,7 @@ class Gelu(PointwiseOp):
     """How `gelu` is launched: its tensors, choices and kernels."""
 
     name = "gelu"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)

@@ -87,11 +87,7 @@ class Lerp(PointwiseOp):
     """How `lerp` is launched: its tensors, choices and kernels."""
 
     name = "lerp"
-    inputs = (
-        Tensor("x", "...", broadcast=True, arg="input"),
-        Tensor("end", "...", broadcast=True),
-        Tensor("weight", "...", broadcast=True, scalar=True),
-    )
+    inputs = (Tensor("x", "...", arg="input"), Tensor("end", "..."), Tensor("weight", "...", scalar=True))
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "end", "weight")
     gradients = ("x", "end", "weight")

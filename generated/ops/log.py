@@ -43,7 +43,7 @@ class Log(PointwiseOp):
     """How `log` is launched: its tensors, choices and kernels."""
 
     name = "log"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)

@@ -72,11 +72,11 @@ class MaskedFill(PointwiseOp):
 
     name = "masked_fill"
     inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("mask", "...", dtype="bool", broadcast=True),
-        Tensor("value", "", dtype="number", scalar=True),
+        Tensor("x", "...", "number", arg="input"),
+        Tensor("mask", "...", "bool"),
+        Tensor("value", "", "number", scalar=True),
     )
-    outputs = (Tensor("y", "...", dtype="number"),)
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ("mask",)
     gradients = ("x", "value")
     forward = Kernel.of(masked_fill_forward)

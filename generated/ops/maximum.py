@@ -70,11 +70,8 @@ class Maximum(PointwiseOp):
     """How `maximum` is launched: its tensors, choices and kernels."""
 
     name = "maximum"
-    inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("other", "...", dtype="number", broadcast=True),
-    )
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number"))
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other")
     gradients = ("x", "other")
     forward = Kernel.of(maximum_forward)

@@ -75,11 +75,8 @@ class Mul(PointwiseOp):
     """How `mul` is launched: its tensors, choices and kernels."""
 
     name = "mul"
-    inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("other", "...", dtype="number", broadcast=True, scalar=True),
-    )
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other")
     gradients = ("x", "other")
     forward = Kernel.of(mul_forward)

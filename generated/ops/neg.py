@@ -41,8 +41,8 @@ class Neg(PointwiseOp):
     """How `neg` is launched: its tensors, choices and kernels."""
 
     name = "neg"
-    inputs = (Tensor("x", "...", dtype="number", broadcast=True, arg="input"),)
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"),)
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x",)
     forward = Kernel.of(neg_forward)

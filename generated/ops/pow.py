@@ -83,10 +83,7 @@ class Pow(PointwiseOp):
     """How `pow` is launched: its tensors, choices and kernels."""
 
     name = "pow"
-    inputs = (
-        Tensor("x", "...", broadcast=True, scalar=True, arg="input"),
-        Tensor("exponent", "...", broadcast=True, scalar=True),
-    )
+    inputs = (Tensor("x", "...", scalar=True, arg="input"), Tensor("exponent", "...", scalar=True))
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "exponent")
     gradients = ("x", "exponent")

@@ -44,7 +44,7 @@ class Relu(PointwiseOp):
     """How `relu` is launched: its tensors, choices and kernels."""
 
     name = "relu"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)

@@ -44,7 +44,7 @@ class Sigmoid(PointwiseOp):
     """How `sigmoid` is launched: its tensors, choices and kernels."""
 
     name = "sigmoid"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)

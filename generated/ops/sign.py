@@ -39,8 +39,8 @@ class Sign(PointwiseOp):
     """How `sign` is launched: its tensors, choices and kernels."""
 
     name = "sign"
-    inputs = (Tensor("x", "...", dtype="number", broadcast=True, arg="input"),)
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"),)
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x",)
     forward = Kernel.of(sign_forward)

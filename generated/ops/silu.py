@@ -46,7 +46,7 @@ class Silu(PointwiseOp):
     """How `silu` is launched: its tensors, choices and kernels."""
 
     name = "silu"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)

@@ -52,7 +52,7 @@ class Softplus(PointwiseOp):
     """How `softplus` is launched: its tensors, choices and kernels."""
 
     name = "softplus"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)

@@ -43,7 +43,7 @@ class Sqrt(PointwiseOp):
     """How `sqrt` is launched: its tensors, choices and kernels."""
 
     name = "sqrt"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)

@@ -70,14 +70,10 @@ class Sub(PointwiseOp):
     """How `sub` is launched: its tensors, choices and kernels."""
 
     name = "sub"
-    inputs = (
-        Tensor("x", "...", dtype="number", broadcast=True, arg="input"),
-        Tensor("other", "...", dtype="number", broadcast=True, scalar=True),
-    )
-    outputs = (Tensor("y", "...", dtype="number"),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x", "other")
-    integral = ("alpha",)
     forward = Kernel.of(sub_forward)
     backward = Kernel.of(sub_backward)
 
@@ -85,7 +81,7 @@ class Sub(PointwiseOp):
         return {**super().scalars(), "c1": (-self.attrs["alpha"])}
 
     def passes(self) -> dict[str, str]:
-        return {"x": "dy"}
+        return {"x": "dy", **({"other": "dy"} if (-self.attrs["alpha"]) == 1 else {})}
 
 
 def sub(input: torch.Tensor, other: torch.Tensor | float, alpha: float = 1) -> torch.Tensor:

@@ -71,7 +71,7 @@ class Swiglu(PointwiseOp):
     """How `swiglu` is launched: its tensors, choices and kernels."""
 
     name = "swiglu"
-    inputs = (Tensor("gate", "...", broadcast=True), Tensor("up", "...", broadcast=True))
+    inputs = (Tensor("gate", "..."), Tensor("up", "..."))
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")

@@ -44,7 +44,7 @@ class Tanh(PointwiseOp):
     """How `tanh` is launched: its tensors, choices and kernels."""
 
     name = "tanh"
-    inputs = (Tensor("x", "...", broadcast=True, arg="input"),)
+    inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)

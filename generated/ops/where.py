@@ -76,11 +76,11 @@ class Where(PointwiseOp):
 
     name = "where"
     inputs = (
-        Tensor("condition", "...", dtype="bool", broadcast=True),
-        Tensor("x", "...", dtype="any", broadcast=True, scalar=True, arg="input"),
-        Tensor("other", "...", dtype="any", broadcast=True, scalar=True),
+        Tensor("condition", "...", "bool"),
+        Tensor("x", "...", "any", scalar=True, arg="input"),
+        Tensor("other", "...", "any", scalar=True),
     )
-    outputs = (Tensor("y", "...", dtype="any"),)
+    outputs = (Tensor("y", "...", "any"),)
     residuals = ("condition",)
     gradients = ("x", "other")
     forward = Kernel.of(where_forward)

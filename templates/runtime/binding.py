@@ -169,12 +169,15 @@ def _planned(plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[
     try:
         return plan(_metas(given, lib)), given
     except TooManyDims:
-        shape = lib.torch.broadcast_shapes(*(v.shape for v in given.values() if isinstance(v, lib.torch.Tensor)))
-        dense = {
-            n: v.expand(shape).contiguous() if isinstance(v, lib.torch.Tensor) and v.dim() > RANK - 1 else v
-            for n, v in given.items()
-        }
+        dense = _dense(given, lib)
         return plan(_metas(dense, lib)), dense
+
+
+def _dense(given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
+    """Tensors of many dims, stretched and copied to one dense layout."""
+    shape = lib.torch.broadcast_shapes(*(v.shape for v in given.values() if isinstance(v, lib.torch.Tensor)))
+    many = {n for n, v in given.items() if isinstance(v, lib.torch.Tensor) and v.dim() >= RANK}
+    return {n: v.expand(shape).contiguous() if n in many else v for n, v in given.items()}
 
 
 def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> tuple[torch.Tensor, ...]:
@@ -212,7 +215,12 @@ def _backward(
         n: v if isinstance(v, (Meta, int, float)) or v is None else Meta(lib.names[v.dtype], tuple(v.shape), v.stride())
         for n, v in given.items()
     }
-    plan = op.plan_backward(metas, needed, lib.multiprocessors(device))
+    processors = lib.multiprocessors(device)
+    try:
+        plan = op.plan_backward(metas, needed, processors)
+    except TooManyDims:
+        given = _dense(given, lib)
+        plan = op.plan_backward({**metas, **_metas(_tensors(given, lib), lib)}, needed, processors)
     grads = _allocate(plan.outputs, device, lib)
     for name in plan.zeros:
         grads[name].zero_()

@@ -16,19 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from . import layout
 from .abi import ArgVisitor, KernelAbi
-from .layout import (
-    RANK,
-    Axis,
-    Operand,
-    ShapeError,
-    Space,
-    bind,
-    broadcast,
-    iterate,
-    parse_dims,
-    stretched,
-)
+from .layout import Axis, Operand, ShapeError, Space
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
 BLOCK = 1024
@@ -55,11 +45,16 @@ class Tensor:
     name: str
     dims: str
     dtype: str = "float"
-    broadcast: bool = False
+    broadcast: bool | None = None
+    """Whether a dim may have extent 1, and `...` fewer axes. Where it is not said: if the dims are `...` alone."""
     scalar: bool = False
     optional: bool = False
     arg: str = ""
     differentiable: bool = True
+
+    def __post_init__(self) -> None:
+        if self.broadcast is None:
+            object.__setattr__(self, "broadcast", self.dims == "...")
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -118,6 +113,7 @@ class Plan:
     outputs: Mapping[str, Meta]
     scratch: Mapping[str, Meta] = field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
+    compute: str = "f32"
     zeros: tuple[str, ...] = ()
     """Outputs that nothing is summed into: filled with zeros."""
 
@@ -136,8 +132,6 @@ class RuntimeOp:
     """Inputs and params that have a gradient, in the spec's order."""
     enums: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Choices by attr."""
-    integral: ClassVar[tuple[str, ...]] = ()
-    """Float attrs that must be whole when the op computes in integers."""
 
     _plans: ClassVar[dict[Any, Plan]]
 
@@ -158,7 +152,10 @@ class RuntimeOp:
         return {n: self.attrs[n] for n in self.enums}
 
     def require(self) -> None:
-        """Raises ValueError where an attr is out of range."""
+        """Raises TypeError where an attr is no number or choice, ValueError where it is out of range."""
+        for name, value in self.attrs.items():
+            if value is not None and not isinstance(value, (int, float, str, tuple)):
+                raise TypeError(f"{self.name}: `{name}` is a {type(value).__name__}; it takes a number")
         for name, known in self.enums.items():
             if self.attrs[name] not in known:
                 raise ValueError(f"{self.name}: `{name}` is {self.attrs[name]!r}; choices: {', '.join(known)}")
@@ -278,6 +275,8 @@ class PointwiseOp(RuntimeOp):
         if found is None:
             self._check_dtypes(given)
             found = self._remember(key, self._plan_forward(given))
+        if found.compute in INTS:
+            self._check_integral()
         return found
 
     def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
@@ -321,15 +320,15 @@ class PointwiseOp(RuntimeOp):
         kinds = [t for t in self.tensors if t.dtype not in ("bool", "int", *INTS)]
         result = self._result_dtype(given, [t for t in kinds if t.dtype != "bool"])
         if result in (*INTS, "bool"):
-            self._check_integral()
             return result
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
         return "f64" if wide else "f32"
 
     def _check_integral(self) -> None:
-        for name in self.integral:
-            if self.attrs[name] is not None and not float(self.attrs[name]).is_integer():
-                raise TypeError(f"{self.name}: `{name}` is {self.attrs[name]}; for integer tensors it must be whole")
+        """In integers a number must be whole: nothing is rounded in silence."""
+        for name, value in self.attrs.items():
+            if isinstance(value, float) and not value.is_integer():
+                raise TypeError(f"{self.name}: `{name}` is {value}; for integer tensors it must be whole")
 
     def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
         if tensor.dtype in ("float", "number", "any"):
@@ -347,7 +346,7 @@ class PointwiseOp(RuntimeOp):
         if not -rank <= placed[1] < rank:
             raise IndexError(f"{self.name}: `dim` is {placed[1]}, out of range for {rank} dims")
         order = [k for k in range(rank) if k != placed[1] % rank]
-        spot = next(k for k, d in enumerate(reversed(parse_dims(tensor.dims))) if placed[0] in d.axes)
+        spot = next(k for k, d in enumerate(reversed(layout.parse_dims(tensor.dims))) if placed[0] in d.axes)
         order.insert(rank - 1 - spot, placed[1] % rank)
         return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
 
@@ -357,7 +356,7 @@ class PointwiseOp(RuntimeOp):
         if placed is None or placed[0] not in tensor.dims or "..." not in tensor.dims:
             return meta
         rank = len(meta.shape)
-        spot = next(k for k, d in enumerate(reversed(parse_dims(tensor.dims))) if placed[0] in d.axes)
+        spot = next(k for k, d in enumerate(reversed(layout.parse_dims(tensor.dims))) if placed[0] in d.axes)
         order = [k for k in range(rank) if k != rank - 1 - spot]
         order.insert(placed[1] % rank, rank - 1 - spot)
         return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
@@ -370,7 +369,9 @@ class PointwiseOp(RuntimeOp):
             if isinstance(meta, Meta):
                 meta = self._declared(tensor, meta)
                 try:
-                    out[tensor.name] = bind(tensor.public, parse_dims(tensor.dims), meta.shape, meta.strides, known)
+                    out[tensor.name] = layout.bind(
+                        tensor.public, layout.parse_dims(tensor.dims), meta.shape, meta.strides, known
+                    )
                 except ShapeError as error:
                     raise ShapeError(f"{self.name}: {error}") from None
         return out
@@ -378,14 +379,14 @@ class PointwiseOp(RuntimeOp):
     def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
         stretching = frozenset(t.public for t in tensors if t.broadcast)
         try:
-            return broadcast(list(operands.values()), stretching)
+            return layout.broadcast(list(operands.values()), stretching)
         except ShapeError as error:
             raise ShapeError(f"{self.name}: {error}") from None
 
     def _axes(self, extents: Mapping[Axis, int]) -> list[Axis]:
         """The axes to run over, in the order of the first output, then what it lacks."""
         out: list[Axis] = []
-        for dim in parse_dims(self.outputs[0].dims):
+        for dim in layout.parse_dims(self.outputs[0].dims):
             for name in dim.axes:
                 out += sorted((a for a in extents if a[0] == name), key=lambda a: a[1])
         out += [a for a in extents if a not in out]
@@ -393,7 +394,7 @@ class PointwiseOp(RuntimeOp):
 
     def _allocated(self, tensor: Tensor, dtype: str, extents: Mapping[Axis, int], space: Space) -> Meta:
         """A new tensor: dense in the order of iteration, or contiguous where it is written part by part."""
-        dims = parse_dims(tensor.dims)
+        dims = layout.parse_dims(tensor.dims)
         shape: list[int] = []
         strides: list[int] = []
         linear = space.linear()
@@ -430,9 +431,9 @@ class PointwiseOp(RuntimeOp):
                 strides = None if operand is None or self._dense(operand, space) else space.strides(operand)
                 values[param.name] = strides
                 if strides is not None:
-                    if len(space.dims) > RANK:
+                    if len(space.dims) > layout.RANK:
                         raise TooManyDims(
-                            f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {RANK}"
+                            f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {layout.RANK}"
                         )
                     values["sizes"] = space.inner_sizes
                     reach = max(reach, 1 + sum((n - 1) * abs(s) for n, s in zip(space.sizes, strides)))
@@ -455,19 +456,20 @@ class PointwiseOp(RuntimeOp):
         operands = self._bind(self.tensors, given)
         extents = self._extents(operands, self.tensors)
         read = {p.name[:-4] for p in self.forward.abi.params if p.role == "ptr"}
-        operands = {n: stretched(o, extents) for n, o in operands.items() if n in read}
+        operands = {n: layout.stretched(o, extents) for n, o in operands.items() if n in read}
         plain = not any(" " in d for t in self.outputs for d in re_groups(t.dims))
-        space = iterate(self._axes(extents), extents, list(operands.values()), reorder=plain)
+        space = layout.iterate(self._axes(extents), extents, list(operands.values()), reorder=plain)
         compute = self._compute_dtype(given)
         outputs = {
             t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, space) for t in self.outputs
         }
         if space.count == 0:
-            return Plan(outputs)
+            return Plan(outputs, compute=compute)
         written = self._bind(self.outputs, outputs)
         values = {**self._common(self.forward, given, operands, space, compute, written), "BLOCK": BLOCK}
         pointers = {f"{n}_ptr": n for n in (*operands, *outputs)}
-        return Plan(outputs, launches=(Launch(self.forward, (_cdiv(space.count, BLOCK), 1, 1), pointers, values),))
+        launch = Launch(self.forward, (_cdiv(space.count, BLOCK), 1, 1), pointers, values)
+        return Plan(outputs, launches=(launch,), compute=compute)
 
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         assert self.backward is not None
@@ -478,7 +480,7 @@ class PointwiseOp(RuntimeOp):
         ]
         bound = self._bind((*self.tensors, *self.outputs, *cotangents), given)
         extents = self._extents(bound, (*self.tensors, *self.outputs, *cotangents))
-        bound = {n: stretched(o, extents) for n, o in bound.items()}
+        bound = {n: layout.stretched(o, extents) for n, o in bound.items()}
         read = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
         operands = {n: o for n, o in bound.items() if n in read}
         axes = self._axes(extents)
@@ -486,7 +488,7 @@ class PointwiseOp(RuntimeOp):
             n: frozenset(a for a in axes if extents[a] != 1 and bound[n].extents.get(a, 1) == 1) for n in needed
         }
         plain = not any(" " in d for t in self.tensors for d in re_groups(t.dims))
-        order = iterate(axes, extents, [o for n, o in operands.items() if not patterns.get(n)], reorder=plain)
+        order = layout.iterate(axes, extents, [o for n, o in operands.items() if not patterns.get(n)], reorder=plain)
         targets = {t.name: t for t in self.tensors}
         grads = {}
         for name in needed:
@@ -515,7 +517,7 @@ class PointwiseOp(RuntimeOp):
         reads = {f"{n}_ptr": n for n in operands}
         full = {f"d{n}_ptr": f"d{n}" for n in whole}
         if not groups:
-            space = iterate(order.order, extents, list(operands.values()), reorder=False)
+            space = layout.iterate(order.order, extents, list(operands.values()), reorder=False)
             flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
                     "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
             values = {**self._common(self.backward, given, operands, space, compute, written), **flat}
@@ -524,7 +526,7 @@ class PointwiseOp(RuntimeOp):
         launches: list[Launch] = []
         scratch: dict[str, Meta] = {}
         for pattern, names in groups.items():
-            space = iterate(order.order, extents, list(operands.values()), (pattern,), reorder=False)
+            space = layout.iterate(order.order, extents, list(operands.values()), (pattern,), reorder=False)
             launches += self._sum_launches(
                 given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors
             )
@@ -588,10 +590,10 @@ class Split:
     def values(self) -> dict[str, Any]:
         out: dict[str, Any] = {"n_kept": self.n_kept, "n_reduced": self.n_reduced}
         for name, dims in (("kept", self.kept), ("reduced", self.reduced)):
-            if len(dims) > RANK:
-                raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {RANK}")
+            if len(dims) > layout.RANK:
+                raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
             out[f"{name}_sizes"] = tuple((*(n for n, _ in dims[1:]), 1, 1, 1)[:3])
-            out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[:RANK])
+            out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[: layout.RANK])
         return out
 
     def shape(self, multiprocessors: int) -> tuple[int, int, int]:

@@ -63,8 +63,11 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         if tensor.dtype == "bool":
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
-        if dtype in INTS and tensor.dtype in ("number", "int", "any"):
-            return torch.randint(-9, 10, shape, generator=generator).to(DEVICE, TORCH[dtype])
+        if tensor.dtype in ("int", *INTS) or (dtype in INTS and tensor.dtype in ("number", "any")):
+            low, high = self.domains.get(tensor.name, (-9, 9))
+            whole = torch.randint(int(max(low, -9)), int(min(high, 9)) + 1, shape, generator=generator)
+            kind = tensor.dtype if tensor.dtype in INTS else dtype if dtype in INTS else "i64"
+            return whole.to(DEVICE, TORCH[kind])
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5
         low, high = self.domains.get(tensor.name, (-math.inf, math.inf))
         if math.isfinite(low) and math.isfinite(high):
@@ -124,13 +127,18 @@ class Case:
         """Values, shape and dtype against the reference in float64, and against the op itself on contiguous copies."""
         given = self.inputs(layout)
         if self.reference is not None:
-            expected = self.reference(**given, **self._reference_attrs(attrs))
-            (result,) = self.call(given, attrs)
-            assert result.dtype == expected.dtype and result.shape == expected.shape
-            _close(result, expected, "f64")
+            expected = self._expected(given, attrs)
+            for result, want in zip(self.call(given, attrs), expected, strict=True):
+                assert result.dtype == want.dtype and result.shape == want.shape
+                _close(result, want, "f64")
         plain = {n: v.contiguous() for n, v in given.items()}
         for result, again in zip(self.call(given, attrs), self.call(plain, attrs)):
             assert torch.equal(result.nan_to_num(7.0), again.nan_to_num(7.0)), "the layout changed a value"
+
+    def _expected(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        assert self.reference is not None
+        out = self.reference(**given, **self._reference_attrs(attrs))
+        return out if isinstance(out, tuple) else (out,)
 
     def _reference_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         assert self.reference is not None
@@ -142,10 +150,10 @@ class Case:
         if dtype in INTS:
             attrs = {n: int(v) if isinstance(v, float) and math.isfinite(v) else v for n, v in attrs.items()}
             given = self.inputs("matrix", dtype)
-            (result,) = self.call(given, attrs)
+            results = self.call(given, attrs)
             if self.reference is not None:
-                expected = self.reference(**given, **self._reference_attrs(attrs))
-                assert result.dtype == expected.dtype and torch.equal(result, expected)
+                for result, want in zip(results, self._expected(given, attrs), strict=True):
+                    assert result.dtype == want.dtype and torch.equal(result, want)
             return
         low = self.inputs("matrix", dtype)
         high = {n: v.double() if v.is_floating_point() else v for n, v in low.items()}
@@ -213,25 +221,23 @@ class Case:
             return list(self.call({**given, name: x + h * direction}, attrs))
 
         steps = {h: moved(h) for h in (1e-3, -1e-3, 5e-4, -5e-4, 2.5e-4, -2.5e-4)}
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
-        doubt = torch.zeros((), dtype=torch.bool, device=x.device)
+        total = size = error = torch.zeros((), dtype=torch.float64, device=x.device)
         for k, seed in enumerate(seeds):
             wide = (8 * (steps[5e-4][k] - steps[-5e-4][k]) - (steps[1e-3][k] - steps[-1e-3][k])) / 6e-3
             tight = (8 * (steps[2.5e-4][k] - steps[-2.5e-4][k]) - (steps[5e-4][k] - steps[-5e-4][k])) / 3e-3
-            unsure = ~((wide - tight).abs() <= 1e-7 * (1 + tight.abs()))
-            total, doubt = total + torch.where(unsure, 0.0, seed * tight), doubt | unsure
-        if sliced:
-            assert not doubt.any()
-            want, got = total.sum(), (grad * direction).sum()
-            assert (got - want).abs() <= 1e-7 * (1 + want.abs()) * max(
-                1, x.numel()
-            ) ** 0.5, f"gradient of {name}: {got}, numerical {want}"
-            return
-        want = _sum_to(total, x.shape)
-        sure = ~_any_to(doubt.expand(total.shape), x.shape)
-        assert sure.any() or x.numel() < 3 or grad.isnan().any(), f"no element of {name} could be checked"
+            total, size = total + seed * tight, size + (seed * tight).abs()
+            lost = (wide - tight).abs() > 1e-3 * (1 + tight.abs())  # a kink or a pole within the step
+            error = error + torch.where(lost, math.inf, (seed * (wide - tight)).abs())
         got = grad * direction
-        bad = sure & ~((got - want).abs() <= 1e-6 * (1 + want.abs()))
+        if sliced:
+            got, want, size, error = (v.sum() for v in (got, total, size, error))
+        else:
+            want, size, error = (_sum_to(v, x.shape) for v in (total, size, error))
+        # At a kink the two steps differ: it is left out by its own uncertainty, which must be small somewhere.
+        bound = 1e-6 * (1 + size) + 2 * error
+        finite = want.isfinite() & got.isfinite() & bound.isfinite()
+        assert not finite.any() or (bound <= 1e-3 * (1 + size))[finite].any(), f"no element of {name} could be checked"
+        bad = finite & ~((got - want).abs() <= bound)
         assert not bad.any(), f"gradient of {name}: {got[bad][0]}, numerical {want[bad][0]}"
 
     def subsets(self, attrs: Mapping[str, Any]) -> None:
@@ -249,8 +255,7 @@ class Case:
                     for name in names:
                         assert (leaves[name].grad is not None) == (name in chosen)
                         if name in chosen:
-                            same = torch.eq(leaves[name].grad, whole[f"gradient of {name}"]) | leaves[name].grad.isnan()
-                            assert same.all(), (name, chosen)
+                            _close(leaves[name].grad, whole[f"gradient of {name}"], "f64")
 
     def twice(self, attrs: Mapping[str, Any]) -> None:
         """A second derivative is refused, not silently wrong."""
@@ -347,10 +352,6 @@ def _sum_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return value.sum_to_size(shape) if value.shape != shape else value
 
 
-def _any_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return _sum_to(value.double(), shape) > 0
-
-
 def _close(got: torch.Tensor, want: torch.Tensor, dtype: str) -> None:
     """Within the dtype's roundings; NaN with NaN, inf with inf."""
     assert got.shape == want.shape
@@ -359,7 +360,9 @@ def _close(got: torch.Tensor, want: torch.Tensor, dtype: str) -> None:
         return
     a, b = got.double(), want.double()
     same = (a == b) | (a.isnan() & b.isnan())
-    near = (a - b).abs() <= ROUNDINGS[dtype] * EPS[dtype] * (1 + b.abs())
+    # In half precision the one rounding at the store counts; in the others what cancels inside, as large as the largest.
+    scale = b.abs() if dtype in ("f16", "bf16") else b.nan_to_num(0.0, 0.0, 0.0).abs().max() if b.numel() else b
+    near = (a - b).abs() <= ROUNDINGS[dtype] * EPS[dtype] * (1 + scale)
     if not (same | near).all():
         bad = ~(same | near)
         raise AssertionError(

@@ -226,9 +226,8 @@ def test_a_stranger_in_the_way_is_an_error_of_one_line(project: Path) -> None:
     (project / "generated/py.typed").write_text("mine\n")
     result = pullback("generate")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "error: generated/py.typed: Pullback did not write this file, so it is not overwritten; delete it, or move it away\n"
-    )
+    fault = "Pullback did not write this file, so it is not overwritten; delete it, or move it away"
+    assert result.stderr == f"error: generated/py.typed: {fault}\n"
 
 
 def test_check_imports_nothing_heavy_and_is_fast(project: Path) -> None:

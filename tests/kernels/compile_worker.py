@@ -97,7 +97,8 @@ def main() -> None:
                 text = str(built.asm.get("ptx", ""))
                 loads = [line for line in text.splitlines() if "ld.global" in line]
                 narrow = [line for line in loads if not re.search(r"\.v[24]\.", line) and ".b8" not in line]
-                layout = "dense" if launch.values.get("sizes") is None and layout == "dense" else "strided"
+                plain = all(launch.values.get(k) is None for k in ("sizes", "kept_sizes", "n_parts"))
+                layout = "dense" if plain and layout == "dense" else "strided"
                 row = {
                     "op": name,
                     "kernel": launch.kernel.function.fn.__name__,

@@ -184,6 +184,15 @@ def test_many_dims_that_do_not_merge() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs))
 
 
+def test_many_alternating_dims_of_broadcasting() -> None:
+    x = torch.randn(2, 2, 2, 2, 2, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(1, 2, 1, 2, 1, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    dy = torch.randn(2, 2, 2, 2, 2, 2, device=DEVICE, dtype=torch.float64)
+    ours = torch.autograd.grad(generated.mul(x, y), [x, y], dy)
+    theirs = torch.autograd.grad(x * y, [x, y], dy)
+    assert all(torch.allclose(a, b) for a, b in zip(ours, theirs))
+
+
 ERRORS = [
     (lambda x: generated.silu(x.int()), TypeError, "silu: `input` is i32; it takes f16, bf16, f32, f64"),
     (lambda x: generated.swiglu(x, 2.0), TypeError, "swiglu: `up` is a number"),
@@ -192,6 +201,7 @@ ERRORS = [
     (lambda x: generated.gelu(x, approximate="erf"), ValueError, "gelu: `approximate` is 'erf'; choices: none, tanh"),
     (lambda x: generated.glu(x), ValueError, "glu: `input` has an extent of 3"),
     (lambda x: generated.glu(torch.ones(2, 4, device=DEVICE), dim=2), IndexError, "glu: `dim` is 2"),
+    (lambda x: generated.clamp(x, x, x), TypeError, "clamp: `min` is a Tensor; it takes a number"),
     (lambda x: generated.add(1.0, 2.0), TypeError, "add: "),
     (
         lambda x: generated.add(x.int(), x.int(), alpha=0.5),

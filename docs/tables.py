@@ -1,0 +1,128 @@
+"""The generated parts of the docs: the table of primitives, and what the README quotes.
+
+Takes `codegen.primitives.TABLE`, specs and generated files, rewrites what stands between a pair of marker comments.
+
+    <!-- primitives: begin -->  ...  <!-- primitives: end -->
+
+    python docs/tables.py            # rewrite
+    python docs/tables.py --check    # exit 1 where a page differs
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from codegen.diagnostics import Report  # noqa: E402
+from codegen.loader import load  # noqa: E402
+from codegen.primitives import TABLE, Primitive  # noqa: E402
+from codegen.verify import verify_op  # noqa: E402
+
+WRONG = ROOT / "tests" / "wrong" / "rms_norm_weight.yaml"
+SHOWN = "silu"
+_OPERANDS = ("x", "y")
+_SPELLING = {
+    "add": "x + y", "sub": "x - y", "mul": "x * y", "div": "x / y", "floordiv": "x // y", "mod": "x % y",
+    "pow": "x ** y", "neg": "-x", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "eq": "x == y",
+    "ne": "x != y", "and": "x & y", "or": "x | y", "not": "~x",
+}  # fmt: skip
+_MEANING = {
+    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "floor of the quotient of ints",
+    "mod": "remainder of `x / y` rounded down", "pow": "power", "neg": "negative", "and": "both", "or": "either", "not": "not",
+    "lt": "less", "le": "less or equal", "gt": "greater", "ge": "greater or equal", "eq": "equal", "ne": "unequal",
+}  # fmt: skip
+_NAMES = {"where": "condition, a, b", "clamp": "x, low, high"}
+_KINDS = {
+    "_arith": "number", "_float": "float", "_integral": "number", "_power": "number", "_compare": "bool",
+    "_predicate": "bool", "_logic": "bool", "_where": "any",
+}  # fmt: skip
+
+
+def spelling(row: Primitive) -> str:
+    """How an author writes it."""
+    if row.name in _SPELLING:
+        return _SPELLING[row.name]
+    return f"{row.name}({_NAMES.get(row.name) or ', '.join(_OPERANDS[: row.arity])})"
+
+
+def primitives() -> str:
+    """The rows of the table as Markdown, in the order of `TABLE`."""
+    lines = ["| Written | Result | Meaning | Derivative | At the edges |", "|---|---|---|---|---|"]
+    for row in TABLE.values():
+        derivative = "yes" if row.vjp is not None else "none"
+        cells = (f"`{spelling(row)}`", _KINDS[row.rule.__name__], row.doc or _MEANING[row.name], derivative, row.edges)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def wrong() -> str:
+    """The wrong spec that opens the README."""
+    return _fenced("yaml", WRONG.read_text(encoding="utf-8"))
+
+
+def refused() -> str:
+    """What is printed of it."""
+    report = Report()
+    for op in load([WRONG], report, root=ROOT):
+        verify_op(op, report)
+    return _fenced("", report.render())
+
+
+def spec() -> str:
+    """The op that the README shows, as it stands in its file."""
+    ops = (ROOT / "specs" / "activations.yaml").read_text(encoding="utf-8").split("\n\n")
+    return _fenced("yaml", next(text for text in ops if text.startswith(f"- op: {SHOWN}\n")))
+
+
+def kernel() -> str:
+    """Its kernels."""
+    module = (ROOT / "generated" / "ops" / f"{SHOWN}.py").read_text(encoding="utf-8")
+    return _fenced("python", module[module.index("@triton.jit") : module.index("class ")].replace("\n\n\n", "\n\n"))
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+PAGES: dict[str, tuple[Callable[[], str], ...]] = {
+    "docs/spec.md": (primitives,),
+    "README.md": (wrong, refused, spec, kernel),
+}
+
+
+def rewritten(page: str, sections: tuple[Callable[[], str], ...]) -> str:
+    """The page with its sections as they now are."""
+    for section in sections:
+        begin, end = (f"<!-- {section.__name__}: {word} -->" for word in ("begin", "end"))
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        found = pattern.findall(page)
+        if len(found) != 1:
+            raise SystemExit(f"a page has {len(found)} sections between {begin} and {end}")
+        page = page.replace(found[0], f"{begin}\n{section()}\n{end}")
+    return page
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrites the pages, or names those that differ."""
+    stale = 0
+    for name, sections in PAGES.items():
+        path = ROOT / name
+        page = path.read_text(encoding="utf-8")
+        new = rewritten(page, sections)
+        if page == new:
+            continue
+        if "--check" in arguments:
+            print(f"{name}: a generated section is out of date; mend: python docs/tables.py")
+            stale = 1
+        else:
+            path.write_text(new, encoding="utf-8", newline="\n")
+    return stale
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
