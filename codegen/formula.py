@@ -78,6 +78,33 @@ def identifier_fault(name: str) -> str:
     return ""
 
 
+_REFERENCE_NODES = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
+    ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.expr_context, ast.Lambda, ast.arguments, ast.arg,
+)  # fmt: skip
+
+
+def reference_fault(text: str, known: set[str]) -> str:
+    """Why a text is no reference (one Python expression over the known names), or an empty string."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"the reference is not an expression: {getattr(error, 'msg', error)}"
+    known = known | {"tuple", "list", "int", "float", "len", "range", "min", "max", "abs", "sum"}
+    known |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    for node in ast.walk(tree):
+        if not isinstance(node, _REFERENCE_NODES):
+            return f"the reference holds a {type(node).__name__}: it is one expression of torch"
+        if isinstance(node, ast.Name) and node.id not in known:
+            return f"the reference names `{node.id}`, which is neither torch nor an argument"
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            return f"the reference reaches for `{node.attr}`"
+    return ""
+
+
 def parse_expr(text: str, anchor: Anchor, report: Report) -> Expr | None:
     """One expression. None after a fault, which is in `report`."""
     stripped = text.lstrip(" ")

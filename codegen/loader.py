@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.diagnostics import Note, Report, Span, nearest
-from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr
+from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr, reference_fault
 from codegen.spec import (
     DTYPES,
     INTS,
@@ -837,6 +837,7 @@ class _OpReader:
         if not op.outputs and op.update is None:
             self.fault(op.span, "no-outputs", f"`{op.name}` has neither outputs nor an update")
         self._reserved_cotangents(op)
+        self._reference(op, tree)
         self._indexed(op)
         if op.update is not None:
             self._check_update(op, op.update)
@@ -861,6 +862,16 @@ class _OpReader:
         for tensor in op.arguments:
             if public.count(tensor.arg) > 1:
                 self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
+
+    def _reference(self, op: OpSpec, tree: Mapping) -> None:
+        """The reference goes into a test as it is: one expression of torch over the op's own values, and no more."""
+        value = tree.get("reference")
+        if not op.reference or not isinstance(value, Scalar):
+            return
+        known = {"torch", *(t.name for t in op.arguments), *(a.name for a in op.attrs)}
+        fault = reference_fault(op.reference, known)
+        if fault:
+            self.fault(value.span, "bad-reference", fault, nearest(fault.split("`")[1], known) if "`" in fault else "")
 
     def _reserved_cotangents(self, op: OpSpec) -> None:
         taken = {f"d{o.name}" for o in op.outputs}

@@ -451,10 +451,9 @@ class _Lowering:
             params = reads + self._write_params([f"d{n}" for n in self.plan.gradients], stacked)
             return self._kernel("backward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
         pointers = [
-            p
-            for n in self.plan.gradients
-            for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else [f"d{n}_ptr"])
-        ]
+            p for n in self.plan.gradients
+            for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else self._write_params([f"d{n}"], stacked))
+        ]  # fmt: skip
         extents = [
             "kept_sizes",
             "kept_strides",

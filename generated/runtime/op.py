@@ -362,7 +362,13 @@ class PointwiseOp(RuntimeOp):
         return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
 
     def _bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
-        known: dict[str, int] = {}
+        known = {
+            axis: extent
+            for tensor in (*self.tensors, *self.outputs)
+            for dim in layout.parse_dims(tensor.dims)
+            for axis, extent in zip(dim.axes, dim.fixed)
+            if extent
+        }
         out = {}
         for tensor in tensors:
             meta = given.get(tensor.name)

@@ -119,6 +119,7 @@ def bind(
 
 def _factors(name: str, dim: Dim, extent: int, known: dict[str, int]) -> list[int]:
     if len(dim.axes) == 1:
+        known.setdefault(dim.axes[0], extent)
         return [extent]
     factors = [fixed or known.get(axis, 0) for axis, fixed in zip(dim.axes, dim.fixed)]
     product = 1

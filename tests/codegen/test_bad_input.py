@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from codegen.config import Config
 from codegen.diagnostics import Report
+from codegen.emit import render
 from codegen.loader import load, load_text
 from codegen.schedule import schedule
 from codegen.verify import verify_op
@@ -17,12 +19,15 @@ ROOT = Path(__file__).parents[2]
 OP = "- op: f\n  inputs: {x: [..., N]}\n  outputs: {y: [..., N]}\n  forward: y = x * 2\n  backward:\n    x: dy * 2\n  schedule: none\n"
 
 
-def check(text: str) -> Report:
-    """All that the generator finds in a text."""
+def check(text: str, emitting: bool = False) -> Report:
+    """All that the generator finds in a text; with `emitting`, what is good is rendered in memory too."""
     report = Report()
     for op in load_text(text, report):
-        if verify_op(op, report).ok:
-            schedule(verify_op(op, report), report)
+        verdict = verify_op(op, report)
+        if verdict.ok:
+            plan = schedule(verdict, report)
+            if emitting and plan is not None:
+                assert render([verdict], [], Config(), report)
     report.render()
     return report
 
@@ -179,10 +184,10 @@ def test_random_edits_end_in_a_diagnostic_or_in_success(seed: int) -> None:
     texts = sources()
     pool = [op for text in texts for op in ops_of(text)]
     everything = "".join(texts)
-    for _ in range(500):
+    for k in range(500):
         text = edited(rng, rng.choice(pool), everything)
         try:
-            report = check(text)
+            report = check(text, emitting=k % 10 == 0)
         except Exception as fault:
             raise AssertionError(f"a traceback: {fault!r} for:\n{text}") from fault
         assert all(d.span.line >= 1 and d.span.col >= 1 for d in report.errors)
