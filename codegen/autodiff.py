@@ -28,6 +28,8 @@ class Contribution:
 
     cond: Node | None
     value: Node
+    settled: bool = False
+    """Whether the value is 0 already where the condition does not hold."""
 
 
 def gradients(b: Builder, seeds: Mapping[Node, Node], wanted: Iterable[Tensor]) -> dict[str, Node | None]:
@@ -62,7 +64,7 @@ def gradients(b: Builder, seeds: Mapping[Node, Node], wanted: Iterable[Tensor]) 
 
 
 def _settled(b: Builder, c: Contribution) -> Node:
-    if c.cond is None:
+    if c.cond is None or c.settled:
         return c.value
     if c.cond.op == "not":
         return b.op("where", c.cond.args[0], 0.0, c.value)
@@ -75,13 +77,13 @@ def _total(b: Builder, parts: list[Contribution]) -> Contribution:
         value = parts[0].value
         for part in parts[1:]:
             value = b.op("add", value, part.value)
-        return Contribution(parts[0].cond, value)
+        return Contribution(parts[0].cond, value, all(p.settled for p in parts))
     value = _settled(b, parts[0])
     cond = parts[0].cond
     for part in parts[1:]:
         value = b.op("add", value, _settled(b, part))
         cond = None if cond is None or part.cond is None else b.op("or", cond, part.cond)
-    return Contribution(cond, value)
+    return Contribution(cond, value, True)
 
 
 def _both(b: Builder, outer: Node | None, inner: Node | None) -> Node | None:
@@ -99,7 +101,7 @@ def _summed(b: Builder, c: Contribution, node_axes: frozenset[str], target: Node
     if c.cond is None:
         return Contribution(None, value)
     inside = extra & c.cond.axes
-    return Contribution(b.reduce("any", c.cond, inside) if inside else c.cond, value)
+    return Contribution(b.reduce("any", c.cond, inside) if inside else c.cond, value, True)
 
 
 def _parts(b: Builder, node: Node, total: Contribution, flows: set[int]) -> list[Contribution | None]:

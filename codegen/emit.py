@@ -119,7 +119,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "summed": [f"d{n}" for n in plan.summed],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
-        "enums": [(a.name, "(" + ", ".join(f'"{e}"' for e in a.enum) + ")") for a in op.attrs if a.type == "enum"],
+        "attrs": [(a.name, _kind(a)) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name) if axis else None, "requires": requires,
@@ -127,6 +127,14 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.name}" for a in op.attrs],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
+
+
+def _kind(attr: AttrDecl) -> str:
+    """What the runtime lets an attr be: `"float"`, `"int?"` where it may be None, or the choices of an enum."""
+    if attr.type == "enum":
+        return "(" + ", ".join(f'"{e}"' for e in attr.enum) + ")"
+    many = "" if attr.arity is None else f"*{attr.arity}"
+    return f'"{attr.type}{many}{"?" if attr.optional or attr.all_axes else ""}"'
 
 
 def _absent_zero(text: str, op: OpSpec) -> str:

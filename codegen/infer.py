@@ -507,6 +507,8 @@ class _Inference:
             return f"`{id}` is a function: `{id}(...)`"
         if id.startswith("d") and any(o.name == id[1:] for o in self.op.outputs):
             return "a cotangent exists in `backward` alone, and only of a differentiable float output"
+        if id.startswith("d") and len(id) <= 3:
+            return f"the cotangents are {', '.join(f'`d{o.name}`' for o in self.op.outputs)}"
         return nearest(id, [*self.scope, *self.decls])
 
     def _all_bindings(self) -> list[Binding]:

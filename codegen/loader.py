@@ -30,6 +30,8 @@ from codegen.spec import (
     Expr,
     Factor,
     Formula,
+    IsNone,
+    Item,
     Name,
     Number,
     OpSpec,
@@ -41,6 +43,7 @@ from codegen.spec import (
     Unary,
     Update,
 )  # fmt: skip
+from codegen.variants import conditions, formulas, subexpressions
 from codegen.yamltree import Mapping, Scalar, Tree, compose
 from codegen.yamltree import Sequence as YamlSequence
 
@@ -858,10 +861,46 @@ class _OpReader:
                 f"`{op.schedule}` is not a schedule",
                 nearest(op.schedule, ("none", "pointwise")) or "schedules: pointwise, none",
             )
+        self._public_names(op)
+        self._used_attrs(op)
         public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
         for tensor in op.arguments:
             if public.count(tensor.arg) > 1:
                 self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
+
+    def _public_names(self, op: OpSpec) -> None:
+        taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor"}
+        named = [(t.arg, t.span) for t in op.arguments] + [(a.name, a.span) for a in op.attrs]
+        for name, span in named:
+            if name in taken:
+                self.fault(
+                    span,
+                    "bad-name",
+                    f"`{name}` is a name that the generated module uses itself",
+                    "choose another name, or give `arg:`",
+                )
+
+    def _used_attrs(self, op: OpSpec) -> None:
+        """An attr that nothing reads is a formula that somebody meant to write."""
+        exprs = [*formulas(op), *conditions(op)]
+        read = {e.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Name)}
+        read |= {e.name.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Item | IsNone)}
+        for attr in op.attrs:
+            structural = attr.size or attr.axis or attr.keeps or any(t.or_attr == attr.name for t in op.arguments)
+            if attr.name not in read and not structural:
+                self.fault(attr.span, "unused-name", f"nothing reads the attr `{attr.name}`", "use it, or delete it")
+            default = attr.default
+            if (
+                isinstance(default, Name)
+                and attr.type in ("float", "int")
+                and default.id not in {a.name for a in op.attrs}
+            ):
+                self.fault(
+                    default.span,
+                    "bad-default",
+                    f"the default of `{attr.name}` is `{default.id}`, no number",
+                    "for None: `optional: true`",
+                )
 
     def _reference(self, op: OpSpec, tree: Mapping) -> None:
         """The reference goes into a test as it is: one expression of torch over the op's own values, and no more."""

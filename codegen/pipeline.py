@@ -10,7 +10,7 @@ The stages are imported where they are called: `check` of an unchanged tree need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,10 +123,20 @@ def _built(
     """The files of the chosen ops, and those that all ops share; None where something is wrong."""
     verdicts = verify_ops(chosen, report, tick)
     if report.errors:
+        _report_schedules(verdicts.values(), report)
         return None
     tick("rendering", 0, 1)
     files = render(tuple(verdicts.values()), kept, project.config, report)
     return None if report.errors else files
+
+
+def _report_schedules(verdicts: Iterable[Verdict], report: Report) -> None:
+    """What the good ops lack is printed in the same run."""
+    from codegen.schedule import schedule
+
+    for verdict in verdicts:
+        if verdict.ok:
+            schedule(verdict, report)
 
 
 @dataclass(frozen=True)

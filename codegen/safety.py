@@ -21,7 +21,7 @@ from codegen.evaluate import Env, evaluate, full
 from codegen.infer import F32_MAX
 from codegen.ir import Graph, Node, spell, walk
 from codegen.primitives import TABLE, Array
-from codegen.sample import NoSample, Sampler
+from codegen.sample import NoSample, Sampler, literal
 from codegen.spec import OpSpec
 from codegen.variants import Variant
 from codegen.verify import with_outputs
@@ -30,8 +30,8 @@ _POINTS = 640
 _CONFIRMED = 40
 _HOLDING = {
     "exp": "`sigmoid`, `softplus`, `tanh` and `logsumexp` hold where formulas in `exp` overflow",
-    "pow": "multiply instead of raising, or bound the base: `minimum(x * x, 1e4)`",
-    "mul": "bound the operand that overflows: `minimum(x * x, 1e4)`, or divide first",
+    "pow": "multiply in another order, or bound the base in forward and backward alike",
+    "mul": "multiply in another order, `dy * (x / r)`, or bound an operand in forward and backward alike",
     "div": "`where(condition, value, limit)` around the quotient",
     "log": "`log1p`, `softplus`, `logsumexp`",
 }
@@ -82,7 +82,10 @@ def _grids(op: OpSpec, variant: Variant, graph: Graph) -> tuple[Env, Env]:
     if long is None or graph.axes[long].fixed is not None:
         raise NoSample
     extents = {a: _POINTS if a == long else (n if graph.axes[a].fixed else 1) for a, n in base.extents.items()}
-    env = Env(base.order, extents, {}, base.attrs)
+    # A number as an attr is a scale that somebody chose: at its default it is not what overflows.
+    usual = {a.name: float(v) for a in op.attrs if a.type == "float" and (v := literal(a.default)) is not None}
+    attrs = {n: usual.get(n, v) if not isinstance(v, tuple) else v for n, v in base.attrs.items()}
+    env = Env(base.order, extents, {}, attrs)
     tensors: dict[str, Array] = {}
     inputs = [t for t in graph.tensors.values() if t.role != "output"]
     for place, tensor in enumerate(inputs):
@@ -126,7 +129,9 @@ def _check(op: OpSpec, variant: Variant, graph: Graph, name: str, node: Node, sp
             fine = mpmath.isfinite(truth) and abs(truth) < (0.99 if np.isnan(low[index]) else 2.0**-20) * F32_MAX
         if fine:
             first = _first_bad(node, values[0], env, index)
-            point = ", ".join(f"{t} = {_pick(env.tensors[t], index):.9g}" for t in _inputs(node))
+            names = [n for n in env.tensors if n in _inputs(graph, node)]
+            point = ", ".join(f"{t} = {_pick(env.tensors[t], index):.9g}" for t in names)
+            point += "".join(f", {n} = {v}" for n, v in env.attrs.items())
             report.error(
                 span, "unsafe", f"`{name}` overflows in float32 where its true value is {mpmath.nstr(truth, 6)}",
                 _HOLDING.get(first.op, "rewrite the formula so that no part of it overflows"),
@@ -136,8 +141,11 @@ def _check(op: OpSpec, variant: Variant, graph: Graph, name: str, node: Node, sp
             return
 
 
-def _inputs(node: Node) -> list[str]:
-    return [n.params[0] for n in walk([node]) if n.op == "read"]
+def _inputs(graph: Graph, node: Node) -> set[str]:
+    """The tensors that a value comes of, those behind an output that it reads among them."""
+    found = {n.params[0] for n in walk([node]) if n.op == "read"}
+    behind = [t.node for t in graph.outputs if t.name in found and t.node is not None]
+    return found | {n.params[0] for n in walk(behind) if n.op == "read"}
 
 
 def _pick(array: Array, index: tuple[int, ...]) -> Any:

@@ -91,8 +91,8 @@ class Sampler:
             return value if decl.type == "enum" else value in (True, "true", "True")
         if decl.arity is not None:
             items = decl.default.args if isinstance(decl.default, Call) else (decl.default,) * decl.arity
-            return tuple(self._number(decl, _literal(item), attempt) for item in items)
-        return self._number(decl, _literal(decl.default), attempt)
+            return tuple(self._number(decl, literal(item), attempt) for item in items)
+        return self._number(decl, literal(decl.default), attempt)
 
     def _number(self, decl: AttrDecl, default: float | None, attempt: int) -> int | float:
         if decl.type == "int" or any(t.or_attr == decl.name for t in self.op.tensors):
@@ -171,11 +171,12 @@ class Sampler:
         return high - np.abs(drawn) - 1e-3 if math.isfinite(high) else drawn
 
 
-def _literal(expr: Any) -> float | None:
+def literal(expr: Any) -> float | None:
+    """The number that an expression is, or None."""
     if isinstance(expr, Number):
         return float(expr.value)
     if isinstance(expr, Unary) and expr.op == "-":
-        inner = _literal(expr.operand)
+        inner = literal(expr.operand)
         return None if inner is None else -inner
     return None
 
@@ -224,35 +225,49 @@ def at_kink(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
             continue
         name = read.params[0]
         low, high = sampler.domains.get(name, (-math.inf, math.inf))
-        found = _bisect(env, difference, name, max(low, -1e4), min(high, 1e4))
-        if found is not None:
-            for values in found:
-                yield replace(env, tensors={**env.tensors, name: values})
+        for root_below, root_above in _brackets(env, difference, name, max(low, -1e5), min(high, 1e5)):
+            yield from _around(env, name, root_below, root_above, low, high)
 
 
-def _bisect(env: Env, difference: Node, name: str, low: float, high: float) -> tuple[Array, Array] | None:
-    """Elementwise bisection to neighbouring floats; None where the difference has no change of sign."""
+def _around(env: Env, name: str, below: Array, above: Array, low: float, high: float) -> Iterator[Env]:
+    """At a root, beside it, and well into the piece on either side."""
+    step = np.maximum(1.0, np.abs(above))
+    for values in (below, above, below - 1e-6 * step, above + 1e-6 * step, below - 0.25 * step, above + 0.25 * step):
+        yield replace(env, tensors={**env.tensors, name: np.clip(values, low, high)})
+
+
+def _grid(low: float, high: float) -> Array:
+    """Points between which roots are looked for: of all magnitudes where the domain is wide."""
+    sizes = np.geomspace(1e-4, 1e5, 28)
+    points = np.concatenate([-sizes[::-1], [0.0], sizes]) * (1 + 1e-3 * np.sqrt(2))
+    inside = points[(points > low) & (points < high)]
+    return np.unique(np.concatenate([[low], inside, np.linspace(low, high, 9), [high]]))
+
+
+def _brackets(env: Env, difference: Node, name: str, low: float, high: float) -> Iterator[tuple[Array, Array]]:
+    """Neighbouring floats around the first few roots of the difference, element by element."""
     shape = env.tensors[name].shape
 
     def at(values: Array) -> Array:
-        tensors = {**env.tensors, name: values}
-        out = evaluate([difference], replace(env, tensors=tensors))[difference.serial]
-        return (
-            out
-            if out.shape == shape
-            else np.max(np.broadcast_to(out, np.broadcast_shapes(out.shape, shape)).reshape(-1)).reshape(
-                [1] * len(shape)
-            )
-        )
+        out = evaluate([difference], replace(env, tensors={**env.tensors, name: values}))[difference.serial]
+        lead = values.ndim - len(shape)
+        extra = tuple(d for d in range(-len(shape), 0) if out.shape[d] != values.shape[lead + len(shape) + d])
+        return np.max(out, axis=extra, keepdims=True) if extra else out
 
-    below, above = np.full(shape, low), np.full(shape, high)
-    first, last = np.sign(at(below)), np.sign(at(above))
-    good = np.broadcast_to(first * last < 0, shape)
-    if not good.any():
-        return None
-    for _ in range(80):
-        middle = 0.5 * (below + above)
-        side = np.sign(at(middle)) == first
-        below, above = np.where(side, middle, below), np.where(side, above, middle)
+    grid = _grid(low, high)
+    signs = np.sign(at(np.broadcast_to(grid.reshape(-1, *[1] * len(shape)), (len(grid), *shape))))
+    signs = np.broadcast_to(signs, (len(grid), *shape))
+    changes = (signs[:-1] * signs[1:] < 0) | ((signs[:-1] != 0) & (signs[1:] == 0))
+    order = np.cumsum(changes, axis=0)
     own = env.tensors[name]
-    return np.where(good, above, own), np.where(good, below, own)
+    for k in range(1, min(4, int(order.max(initial=0))) + 1):
+        here = changes & (order == k)
+        good = here.any(axis=0)
+        place = np.argmax(here, axis=0)
+        below, above = grid[place], grid[np.minimum(place + 1, len(grid) - 1)]
+        first = np.take_along_axis(signs, place[None], axis=0)[0]
+        for _ in range(70):
+            middle = 0.5 * (below + above)
+            side = np.broadcast_to(np.sign(at(middle)), shape) == first
+            below, above = np.where(side, middle, below), np.where(side, above, middle)
+        yield np.where(good, below, own), np.where(good, above, own)

@@ -74,6 +74,7 @@ class Add(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x", "other")
+    kinds = {"alpha": "float"}
     forward = Kernel.of(add_forward)
     backward = Kernel.of(add_backward)
 

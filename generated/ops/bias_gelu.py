@@ -93,7 +93,7 @@ class BiasGelu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "bias")
     gradients = ("x", "bias")
-    enums = {"approximate": ("none", "tanh")}
+    kinds = {"approximate": ("none", "tanh")}
     forward = Kernel.of(bias_gelu_forward)
     backward = Kernel.of(bias_gelu_backward)
 

@@ -72,6 +72,7 @@ class Clamp(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x",)
+    kinds = {"min": "float?", "max": "float?"}
     forward = Kernel.of(clamp_forward)
     backward = Kernel.of(clamp_backward)
 

@@ -91,7 +91,7 @@ class Geglu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")
-    enums = {"approximate": ("none", "tanh")}
+    kinds = {"approximate": ("none", "tanh")}
     forward = Kernel.of(geglu_forward)
     backward = Kernel.of(geglu_backward)
 

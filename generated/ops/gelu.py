@@ -66,7 +66,7 @@ class Gelu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    enums = {"approximate": ("none", "tanh")}
+    kinds = {"approximate": ("none", "tanh")}
     forward = Kernel.of(gelu_forward)
     backward = Kernel.of(gelu_backward)
 

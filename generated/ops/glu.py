@@ -58,6 +58,7 @@ class Glu(PointwiseOp):
     outputs = (Tensor("y", "..., N"),)
     residuals = ("x",)
     gradients = ("x",)
+    kinds = {"dim": "int"}
     sliced = ("S",)
     forward = Kernel.of(glu_forward)
     backward = Kernel.of(glu_backward)

@@ -56,6 +56,7 @@ class Softplus(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
+    kinds = {"beta": "float", "threshold": "float"}
     forward = Kernel.of(softplus_forward)
     backward = Kernel.of(softplus_backward)
 

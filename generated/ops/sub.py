@@ -74,6 +74,7 @@ class Sub(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x", "other")
+    kinds = {"alpha": "float"}
     forward = Kernel.of(sub_forward)
     backward = Kernel.of(sub_backward)
 

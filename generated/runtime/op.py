@@ -130,8 +130,8 @@ class RuntimeOp:
     """Inputs, params and outputs that the backward kernels read."""
     gradients: ClassVar[tuple[str, ...]] = ()
     """Inputs and params that have a gradient, in the spec's order."""
-    enums: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Choices by attr."""
+    kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
     _plans: ClassVar[dict[Any, Plan]]
 
@@ -149,16 +149,19 @@ class RuntimeOp:
 
     def choices(self) -> dict[str, Any]:
         """Compile-time constants of the kernels, by parameter name."""
-        return {n: self.attrs[n] for n in self.enums}
+        return {n: self.attrs[n] for n, kind in self.kinds.items() if isinstance(kind, tuple)}
 
     def require(self) -> None:
-        """Raises TypeError where an attr is no number or choice, ValueError where it is out of range."""
-        for name, value in self.attrs.items():
-            if value is not None and not isinstance(value, (int, float, str, tuple)):
-                raise TypeError(f"{self.name}: `{name}` is a {type(value).__name__}; it takes a number")
-        for name, known in self.enums.items():
-            if self.attrs[name] not in known:
-                raise ValueError(f"{self.name}: `{name}` is {self.attrs[name]!r}; choices: {', '.join(known)}")
+        """Raises TypeError where an attr is of another kind, ValueError where it is not among its choices."""
+        for name, kind in self.kinds.items():
+            value = self.attrs[name]
+            if isinstance(kind, tuple):
+                if value not in kind:
+                    raise ValueError(f"{self.name}: `{name}` is {value!r}; choices: {', '.join(kind)}")
+            elif not _is_kind(value, kind):
+                raise TypeError(
+                    f"{self.name}: `{name}` is {value!r:.40}; it takes {_KINDS[kind.partition('*')[0].rstrip('?')]}"
+                )
 
     def passes(self) -> dict[str, str]:
         """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
@@ -245,6 +248,20 @@ class RuntimeOp:
         launch = plan.launches[i]
         tensors = {n: v for n, v in views.items() if isinstance(v, TensorView)}
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
+
+
+_KINDS = {"float": "a number", "int": "a whole number", "bool": "True or False"}
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if value is None:
+        return kind.endswith("?")
+    base, _, count = kind.rstrip("?").partition("*")
+    if isinstance(value, (tuple, list)):
+        return bool(count) and len(value) == int(count) and all(_is_kind(v, base) for v in value)
+    if base == "bool" or isinstance(value, bool):
+        return base == "bool" and isinstance(value, bool)
+    return isinstance(value, int) or (base == "float" and isinstance(value, float))
 
 
 def _category(dtype: str) -> int:

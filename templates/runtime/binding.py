@@ -259,6 +259,10 @@ def _autograd_function(torch: Any) -> Any:
             ctx.save_for_backward(*(everything[n] for n in kept))
 
         @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise RuntimeError(f"{ctx.op.name}: kernels give reverse-mode derivatives only")
+
+        @staticmethod
         def vmap(info: Any, in_dims: Any, op: RuntimeOp, *values: Any) -> Any:
             raise RuntimeError(_NO_VMAP.format(op.name))
 

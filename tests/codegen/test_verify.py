@@ -15,6 +15,7 @@ from codegen.diagnostics import Report
 from codegen.evaluate import Env, evaluate
 from codegen.loader import load, load_text
 from codegen.safety import check_safety
+from codegen.schedule import schedule
 from codegen.spec import OpSpec, spell
 from codegen.verify import Verdict, central, complex_step, verify_op
 
@@ -196,3 +197,35 @@ UNUSED = "- op: f\n  inputs: {x: [...]}\n  outputs: {y: [...]}\n  forward: y = x
 def test_an_unused_let_is_an_error() -> None:
     _, report = verified(UNUSED)
     assert [(d.code, d.span.line) for d in report.errors] == [("unused-name", 7)]
+
+
+FAR = [
+    ("sqrt(minimum(x * x, 1e4) + 1)", "dy * (x / y)"),
+    ("sqrt(minimum(x * x, 2e4) + 1)", "dy * (x / y)"),
+    ("where(x > 50, 3 * x, x)", "dy"),
+    ("where(x > 5000, 3 * x, x)", "dy"),
+    ("where(abs(x) > 300, 0, x)", "dy"),
+    ("where(floor(x / 700) > 2, 0, x)", "dy"),
+]
+
+
+@pytest.mark.parametrize(("forward", "entry"), FAR)
+def test_pieces_far_from_zero_are_reached(forward: str, entry: str) -> None:
+    _, report = verified(
+        f"- op: f\n  inputs: {{x: [...]}}\n  outputs: {{y: [...]}}\n  forward: y = {forward}\n  backward:\n    x: {entry}\n"
+    )
+    assert [d.code for d in report.errors] == ["wrong-gradient"]
+
+
+def test_auto_of_a_per_channel_weight_is_pointwise() -> None:
+    verdict, report = verified("""\
+- op: f
+  inputs: {x: [B, C, ...]}
+  params: {weight: [C]}
+  outputs: {y: [B, C, ...]}
+  forward: y = where(x > 0, x, weight * x)
+  backward:
+    x: auto
+    weight: auto
+""")
+    assert verdict.ok and schedule(verdict, report) is not None, report.render()

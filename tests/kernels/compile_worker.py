@@ -86,7 +86,13 @@ def main() -> None:
         function = getattr(module, name)
         arguments = {t.public for t in cls.inputs + cls.params}
         given = {n: p.default for n, p in inspect.signature(function).parameters.items() if n not in arguments}
-        choices = [given] + [{**given, n: v} for n, values in cls.enums.items() for v in values if v != given[n]]
+        choices = [given] + [
+            {**given, n: v}
+            for n, values in cls.kinds.items()
+            if isinstance(values, tuple)
+            for v in values
+            if v != given[n]
+        ]
         for attrs in choices:
             for layout, launch, metas in launches(cls(**attrs), dtype):
                 types, constants, hints = signature(launch, metas)

@@ -201,7 +201,14 @@ ERRORS = [
     (lambda x: generated.gelu(x, approximate="erf"), ValueError, "gelu: `approximate` is 'erf'; choices: none, tanh"),
     (lambda x: generated.glu(x), ValueError, "glu: `input` has an extent of 3"),
     (lambda x: generated.glu(torch.ones(2, 4, device=DEVICE), dim=2), IndexError, "glu: `dim` is 2"),
-    (lambda x: generated.clamp(x, x, x), TypeError, "clamp: `min` is a Tensor; it takes a number"),
+    (lambda x: generated.clamp(x, x, x), TypeError, "clamp: `min` is tensor("),
+    (lambda x: generated.softplus(x, beta=None), TypeError, "softplus: `beta` is None; it takes a number"),
+    (lambda x: generated.add(x, x, alpha="a"), TypeError, "add: `alpha` is 'a'; it takes a number"),
+    (
+        lambda x: generated.glu(torch.ones(2, 4, device=DEVICE), dim=1.5),
+        TypeError,
+        "glu: `dim` is 1.5; it takes a whole number",
+    ),
     (lambda x: generated.add(1.0, 2.0), TypeError, "add: "),
     (
         lambda x: generated.add(x.int(), x.int(), alpha=0.5),
