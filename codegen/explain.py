@@ -65,7 +65,7 @@ def _variants(verdict: Verdict) -> str:
     if len(verdict.graphs) == 1:
         return ""
     checked = {c.variant for c in verdict.checked}
-    lines = [f"{v}{'' if v in checked else '   (typed; covered pairwise)'}" for v, _ in verdict.graphs]
+    lines = [f"{v}{'' if v in checked else '   (cannot occur)'}" for v, _ in verdict.graphs]
     return _section(f"Variants: {len(verdict.graphs)}, of which {len(checked)} verified", "\n".join(lines))
 
 

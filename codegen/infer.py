@@ -163,7 +163,12 @@ class _Inference:
     def _guarded(self, expr: Expr, reader: str) -> Node | None:
         self.reading = set()
         try:
-            return self.value(expr)
+            node = self.value(expr)
+            if not node.host:
+                raise Fault(
+                    expr.span, "not-on-the-host", "`requires` and `sizes` are about attrs and sizes, not tensors"
+                )
+            return node
         except Fault as fault:
             self.report.error(fault.span, fault.code, fault.text, fault.hint)
             return None

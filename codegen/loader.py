@@ -8,7 +8,9 @@ here: keys, names, forms; what does is inference's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +68,21 @@ TENSOR_KEYS = (
     "differentiable",
 )
 ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps")
+_ROLES = {"inputs": "input", "params": "param", "buffers": "buffer", "state": "state", "outputs": "output"}
+_MISPLACED = {
+    "scalar": (("input", "param"), ""),
+    "arg": (("input", "param", "buffer", "state"), ""),
+    "init": (("param", "buffer", "state"), ""),
+    "when": (("buffer", "state", "output"), "write `optional: true`"),
+    "optional": (("input", "param", "buffer", "state"), "write `when: COND`"),
+    "differentiable": (("output",), "write `not_differentiable` under `backward`"),
+}
+"""Keys that only some roles have, and what the others write."""
 _FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
-_MODULES = ("runtime", "ops")
+_MODULES = (
+    "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "tl", "triton", "torch", "math",
+    "annotations",
+)  # fmt: skip
 
 
 def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:
@@ -77,7 +92,7 @@ def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tup
         paths: files, or folders whose *.yaml and *.yml are read in the order of their names.
         root: what the printed paths are relative to; the working folder by default.
     """
-    root = (root or Path.cwd()).resolve()
+    root = Path(os.path.abspath(root or Path.cwd()))
     ops: list[OpSpec] = []
     for name, path in _files(paths, root, report):
         text = _text(name, path, report)
@@ -88,8 +103,8 @@ def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tup
 
 def load_text(text: str, report: Report, file: str = "spec.yaml") -> tuple[OpSpec, ...]:
     """The ops of one text, as if it were a file."""
-    report.add_source(file, text)
-    return _unique(_file(file, text, report), report)
+    checked = _checked(file, text, report)
+    return () if checked is None else _unique(_file(file, checked, report), report)
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -99,89 +114,110 @@ def _files(paths: Sequence[Path], root: Path, report: Report) -> Iterator[tuple[
     seen: set[Path] = set()
     for path in paths:
         path = path if path.is_absolute() else root / path
-        if not path.exists():
-            report.error(Span(_shown(path, root), 1, 1), "no-such-file", "there is no such file or folder")
+        place = Span(_shown(path, root), 1, 1)
+        real = _real(path)
+        if real is None:
+            report.error(place, "no-such-file", "there is no such file or folder")
             continue
-        inside = (
-            sorted(
-                (p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()),
-                key=lambda p: p.as_posix(),
-            )
-            if path.is_dir()
-            else [path]
-        )
-        if path.is_dir() and not inside:
-            report.error(Span(_shown(path, root), 1, 1), "no-specs", "no *.yaml in this folder")
+        inside = _below(path) if real.is_dir() else [path]
+        if not inside:
+            report.error(place, "no-specs", "no *.yaml in this folder")
         for file in inside:
-            if path.is_dir() and not file.resolve().is_relative_to(path.resolve()):
-                report.error(
-                    Span(_shown(file, root), 1, 1),
-                    "link",
-                    "this link leads out of the folder of specs",
-                    "copy the file here",
-                )
-            elif file.resolve() not in seen:
-                seen.add(file.resolve())
+            target = _real(file)
+            if real.is_dir() and (target is None or not target.is_relative_to(real)):
+                away = "leads out of the folder of specs" if target is not None else "leads nowhere"
+                report.error(Span(_shown(file, root), 1, 1), "link", f"this link {away}", "copy the file here")
+            elif target is not None and target not in seen:
+                seen.add(target)
                 yield _shown(file, root), file
 
 
+def _real(path: Path) -> Path | None:
+    """What a path leads to, behind its links; None where that is nothing."""
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _below(folder: Path) -> list[Path]:
+    found = (p for p in folder.rglob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir())
+    return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+
+
 def _shown(path: Path, root: Path) -> str:
-    path = path.absolute()
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+    """A path as it is printed: from the root, so that no message depends on where the root lies."""
+    full = os.path.abspath(path)
+    try:
+        near = os.path.relpath(full, root)
+    except ValueError:  # another drive
+        near = full
+    name = Path(near).as_posix()
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _text(name: str, path: Path, report: Report) -> str | None:
+    if not path.is_file():
+        report.error(Span(name, 1, 1), "unreadable", "cannot be read: it is no file")
+        return None
     try:
         data = path.read_bytes()
     except OSError as error:
         report.error(Span(name, 1, 1), "unreadable", f"cannot be read: {error.strerror}")
         return None
     try:
-        text = data.decode("utf-8")
+        return _checked(name, data.decode("utf-8"), report)
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        report.error(Span(name, line, 1), "not-utf8", f"byte {error.start} is not UTF-8", "save the file as UTF-8")
+        report.add_source(name, data.decode("utf-8", errors="replace").replace("\r\n", "\n"))
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        col = len(before[before.rfind(b"\n") + 1 :].decode("utf-8")) + 1
+        report.error(Span(name, line, col), "not-utf8", f"byte {error.start} is not UTF-8", "save the file as UTF-8")
         return None
+
+
+def _checked(name: str, text: str, report: Report) -> str | None:
+    """The text with plain line ends, its tabs reported; None where a character of it has no place in any spec."""
     text = text.replace("\r\n", "\n")
     report.add_source(name, text)
-    bad = next(
-        (
-            i
-            for i, c in enumerate(text)
-            if c == "\ufeff" or (ord(c) < 32 and c not in "\n\t") or c in "\x7f\x85\u2028\u2029"
-        ),
-        None,
-    )
+    bad = re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", text)
     if bad is not None:
-        line = text.count("\n", 0, bad) + 1
-        col = bad - (text.rfind("\n", 0, bad) + 1) + 1
-        report.error(
-            Span(name, line, col),
-            "control-character",
-            f"the character U+{ord(text[bad]):04X} has no place in a spec",
-            "delete it",
-        )
+        span = _place(name, text, bad.start())
+        if bad.group() == "\ufeff":
+            report.error(span, "control-character", "a byte order mark has no place in a spec",
+                         "save the file as UTF-8 without it")  # fmt: skip
+        else:
+            code = f"the character U+{ord(bad.group()):04X}"
+            report.error(span, "control-character", f"{code} has no place in a spec", "delete it")
         return None
-    return text
+    tab = re.search(r"[^ \t\n][^\t\n]*(\t)", text)
+    if tab is None:
+        return text
+    report.error(_place(name, text, tab.start(1)), "tab", "a tab", "write blanks")
+    # Those in the indentation are YAML's to refuse; behind it a blank keeps every column.
+    return re.sub(r"(?m)^([ \t]*)(.*)$", lambda m: m.group(1) + m.group(2).replace("\t", " "), text)
+
+
+def _place(name: str, text: str, at: int) -> Span:
+    return Span(name, text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1)
 
 
 def _file(name: str, text: str, report: Report) -> list[OpSpec]:
     before = len(report.errors)
     tree = compose(name, text, report)
-    if len(report.errors) > before:
+    if tree is None and len(report.errors) > before:
         return []
     if tree is None or (isinstance(tree, Scalar) and not tree.text):
         report.error(Span(name, 1, 1), "empty-file", "there is no op in this file", "a file is a list: `- op: name`")
         return []
-    if not isinstance(tree, YamlSequence):
+    if not isinstance(tree, YamlSequence) or not tree.items:
         report.error(tree.span, "not-a-list", "a spec file is a list of ops", "begin each with `- op: name`")
         return []
-    ops = []
-    for item in tree.items:
-        op = _OpReader(name, text.split("\n"), report).read(item)
-        if op is not None:
-            ops.append(op)
-    return ops
+    lines = text.split("\n")
+    read = [(item.span.line, _OpReader(name, lines, report).read(item)) for item in tree.items]
+    ends = [line for line, _ in read[1:]] + [len(lines) + 1]
+    faulty = {d.span.line for d in report.errors if d.span.file == name}
+    return [op for (line, op), end in zip(read, ends) if op is not None and not any(line <= f < end for f in faulty)]
 
 
 def _unique(ops: list[OpSpec], report: Report) -> tuple[OpSpec, ...]:
@@ -211,16 +247,28 @@ class _OpReader:
         self.file, self.lines, self.report = file, lines, report
         self.names: dict[str, Span] = {}
         self.axes: dict[str, Span] = {}
+        self.started = 0
+        """The errors in the report when the op began."""
+        self.attrs: list[str] = []
+        self.forward: dict[str, Span] = {}
+        self.packs: set[str] = {PACK}
+        self.written: dict[str, list[str]] = {}
+        """The names under each key of the op, faulty ones too: a fault is said once."""
+        self.unclear: set[str] = set()
+        """Keys of the op of which too little could be read to say what is missing."""
 
     def fault(self, span: Span, code: str, text: str, hint: str = "", notes: Sequence[Note] = ()) -> None:
         self.report.error(span, code, text, hint, notes)
 
     def read(self, tree: Tree) -> OpSpec | None:
-        before = len(self.report.errors)
+        self.started = len(self.report.errors)
         if not isinstance(tree, Mapping):
             self.fault(tree.span, "not-an-op", "an op is a map of keys", "begin it with `- op: name`")
             return None
         self._known(tree, OP_KEYS, "an op")
+        if any(k.text not in OP_KEYS for k, _ in tree.items):
+            self.unclear.update(OP_KEYS)
+        self._no_merges(tree)
         name = self._op_name(tree)
         if name is None:
             return None
@@ -228,20 +276,27 @@ class _OpReader:
                   (("inputs", "input"), ("params", "param"), ("buffers", "buffer"), ("state", "state"))}  # fmt: skip
         attrs = self._attrs(tree)
         outputs = self._tensors(tree, "outputs", "output")
-        forward = self._formula(tree.get("forward"), "forward", [o.name for o in outputs])
+        forward = self._formula(tree.get("forward"), "forward", self.written.get("outputs", []))
+        self.forward = {b.name: b.span for b in forward}
         op = OpSpec(
             name.text, name.span, self.file, self._line(tree, "doc"), groups["input"], groups["param"], groups["buffer"],
             groups["state"], attrs, self._sizes(tree), self._requires(tree), self._domain(tree), self._signature(tree, groups, attrs),
             outputs, forward, self._update(tree), self._backward(tree), self._line(tree, "reference"), self._line(tree, "schedule"),
         )  # fmt: skip
         self._consistent(op, tree)
-        return op if len(self.report.errors) == before else None
+        return op if len(self.report.errors) == self.started else None
 
     # -------------------------------------------------------------------------------- small parts
 
+    def _no_merges(self, tree: Tree) -> None:
+        for key, value in tree.items if isinstance(tree, Mapping) else ():
+            if key.text == "<<":
+                self.fault(key.span, "merge", "`<<` is a YAML merge key", "write the entries out")
+            self._no_merges(value)
+
     def _known(self, tree: Mapping, keys: Sequence[str], what: str) -> None:
         for key, _ in tree.items:
-            if key.text not in keys:
+            if key.text not in (*keys, "<<"):
                 self.fault(
                     key.span,
                     "unknown-key",
@@ -256,7 +311,7 @@ class _OpReader:
             return None
         fault = identifier_fault(name.text)
         if not fault and name.text in _MODULES:
-            fault = f"`{name.text}` is a module of the generated package"
+            fault = f"`{name.text}` is a name that the generated package uses itself"
         if fault:
             self.fault(name.span, "bad-name", fault, "an op's name becomes a Python function")
             return None
@@ -277,7 +332,9 @@ class _OpReader:
             return None
         if not isinstance(value, Mapping):
             self.fault(value.span, "not-a-map", f"`{key}` is a map of names")
+            self.unclear.add(key)
             return None
+        self.written[key] = [k.text for k, _ in value.items]
         return value
 
     def _scalar(self, tree: Tree | None, what: str) -> Scalar | None:
@@ -295,7 +352,8 @@ class _OpReader:
         if not fault and key.text[0].isupper():
             fault = f"`{key.text}` begins with a capital, as axes do"
         if fault:
-            self.fault(key.span, "bad-name", fault, f"choose another name for the {what}; `arg:` gives it a public one")
+            public = "; `arg:` gives it a public one" if what not in ("attr", "output") else ""
+            self.fault(key.span, "bad-name", fault, f"choose another name for the {what}{public}")
             return False
         if key.text in self.names:
             self.fault(
@@ -313,6 +371,9 @@ class _OpReader:
         value = self._scalar(tree, "a flag")
         if value is None:
             return False
+        if value.text in ("True", "False"):
+            self.fault(value.span, "not-a-flag", f"`{value.text}` is not true or false", f"`{value.text.lower()}`")
+            return value.text == "True"
         if value.text not in ("true", "false"):
             self.fault(value.span, "not-a-flag", f"`{value.text}` is not true or false")
         return value.text == "true"
@@ -325,14 +386,17 @@ class _OpReader:
             own = value.text.split("\n")
             cols = [len(r) - len(o) + 1 if r.endswith(o) else 1 for r, o in zip(raw, own)]
             return Anchor(self.file, first, tuple(cols) or (1,))
-        return Anchor(self.file, value.span.line, (value.span.col + (value.style in "'\""),))
+        if value.style == "plain":
+            return Anchor(self.file, value.span.line, (value.span.col,))
+        line = self.lines[value.span.line - 1]
+        if line[value.span.col : value.span.col + len(value.text) + 1] == value.text + value.style:
+            return Anchor(self.file, value.span.line, (value.span.col + 1,))
+        return Anchor(self.file, value.span.line, (), _places(line, value.span.col, value.style))
 
     def expr(self, tree: Tree | None, what: str) -> Expr | None:
         """A formula given by a scalar."""
         value = self._scalar(tree, what)
-        if value is None:
-            return None
-        if not self._one_piece(value, what):
+        if value is None or not self._one_piece(value, what):
             return None
         if value.style == "plain" and value.text in ("", "null", "~"):
             self.fault(
@@ -342,35 +406,14 @@ class _OpReader:
         return parse_expr(value.text.rstrip("\n"), self._anchor(value, value.text.count("\n") + 1), self.report)
 
     def _one_piece(self, value: Scalar, what: str) -> bool:
+        """Whether each line of a formula is a line of the file: so only does each part have its place."""
         if value.style == ">":
             self.fault(value.span, "folded", f"{what} is folded by `>`, which loses its lines", "write `|`")
             return False
-        if (
-            value.style != "|"
-            and value.last_line > value.span.line
-            and value.text.strip()
-            and not value.flow
-            and "\n" not in value.text
-        ):
-            last = self.lines[value.last_line - 2 : value.last_line]
-            if value.last_line - value.span.line > 1 or (last and last[-1].strip()):
-                many = [
-                    k for k in range(value.span.line, value.last_line) if k < len(self.lines) and self.lines[k].strip()
-                ]
-                if (
-                    value.style == "plain"
-                    and many
-                    and not self.lines[value.span.line - 1].rstrip().endswith(value.text.rstrip())
-                ):
-                    first_line = self.lines[value.span.line - 1][value.span.col - 1 :].split(" #")[0].strip()
-                    if first_line != value.text.strip():
-                        self.fault(
-                            value.span,
-                            "several-lines",
-                            f"{what} runs over several lines",
-                            "write `|` and the formula below it",
-                        )
-                        return False
+        if value.style != "|" and (value.last_line > value.span.line or "\n" in value.text):
+            self.fault(value.span, "several-lines", f"{what} runs over several lines",
+                       "write `|` and the formula below it")  # fmt: skip
+            return False
         return True
 
     def block(self, tree: Tree | None, what: str) -> Formula:
@@ -379,16 +422,22 @@ class _OpReader:
             return ()
         return parse_block(value.text, self._anchor(value, value.text.count("\n") + 1), self.report)
 
-    def _formula(self, tree: Tree | None, what: str, outputs: list[str]) -> Formula:
+    def _formula(self, tree: Tree | None, what: str, outputs: Collection[str]) -> Formula:
         if tree is None:
             return ()
+        before = len(self.report.errors)
         formula = self.block(tree, f"`{what}`")
-        seen: dict[str, Span] = {}
+        if len(self.report.errors) > before:
+            self.unclear.add(what)
+        elif not formula:
+            self.fault(tree.span, "empty-formula", f"`{what}` holds no statement")
+            self.unclear.add(what)
+        seen: dict[str, Span] = dict(self.forward)
         for binding in formula:
-            first = self.names.get(binding.name) or seen.get(binding.name)
-            if first is not None and binding.name not in outputs or binding.name in seen:
+            first = seen.get(binding.name) or (None if binding.name in outputs else self.names.get(binding.name))
+            if first is not None:
                 self.fault(binding.span, "set-twice", f"`{binding.name}` is set twice", "give each value a name of its own",
-                           [Note("first here:", first)] if first else [])  # fmt: skip
+                           [Note("first here:", first)])  # fmt: skip
             self._bound_name(binding.name, binding.span)
             seen[binding.name] = binding.span
         return formula
@@ -451,6 +500,12 @@ class _OpReader:
 
     def _field_rules(self, decl: TensorDecl, fields: Mapping, changes: dict[str, Any]) -> None:
         spans = {k.text: v.span for k, v in fields.items}
+        for key, (roles, hint) in _MISPLACED.items():
+            if key in spans and decl.role not in roles:
+                kinds = ", ".join(k for k, r in _ROLES.items() if r in roles)
+                self.fault(spans[key], "misplaced-key", f"`{key}` is for {kinds}", hint)
+        if "or" in spans and "indexes" not in spans:
+            self.fault(spans["or"], "misplaced-key", "`or` goes with `indexes`")
         dtype = changes.get("dtype", "float")
         if dtype not in DTYPES:
             self.fault(
@@ -473,15 +528,6 @@ class _OpReader:
             )
         if "arg" in changes and identifier_fault(str(changes["arg"])):
             self.fault(spans["arg"], "bad-name", identifier_fault(str(changes["arg"])))
-        if "differentiable" in changes and decl.role != "output":
-            self.fault(
-                spans["differentiable"],
-                "misplaced-key",
-                "`differentiable` is for outputs",
-                f"write `{decl.name}: not_differentiable` under `backward`",
-            )
-        if changes.get("optional") and decl.role == "output":
-            self.fault(spans["optional"], "misplaced-key", "an output is not optional", "write `when: COND`")
 
     def _number(self, tree: Tree | None, what: str) -> Number | None:
         expr = self.expr(tree, what)
@@ -499,37 +545,46 @@ class _OpReader:
             if any(d is None for d in dims):
                 return None
             return self._checked(Axes(tuple(d for d in dims if d is not None), tree.span))
-        if isinstance(tree, Scalar) and "if" in tree.text.split():
-            return self._axes_choice(tree, tree.text, tree.span.col + (tree.style in "'\""))
+        if isinstance(tree, Scalar) and re.search(r"\bif\b", tree.text):
+            if not self._one_piece(tree, "a choice of axes") or "\n" in tree.text.rstrip("\n"):
+                self.fault(tree.span, "not-axes", "a choice of axes stands on one line")
+                return None
+            text = tree.text.rstrip("\n")
+            return self._axes_choice(text, 0, self._anchor(tree, 1))
         self.fault(
             tree.span, "not-axes", "axes are a list: `[..., N]`", "a choice is quoted: `'[...] if COND else []'`"
         )
         return None
 
-    def _axes_choice(self, tree: Scalar, text: str, col: int) -> Axes | AxesChoice | None:
-        span = Span(self.file, tree.span.line, col, col + len(text))
-        if " if " not in text:
-            return self._axes_text(text, span)
-        then, rest = text.split(" if ", 1)
-        if " else " not in rest:
+    def _axes_choice(self, text: str, at: int, anchor: Anchor) -> Axes | AxesChoice | None:
+        """`text` begins at character `at` of the line that the anchor places."""
+        span = anchor.span(0, at, at + len(text))
+        first = _split(text, "if")
+        if first is None:
+            return self._axes_text(text, at, anchor)
+        rest = text[first[1] :]
+        second = _split(rest, "else")
+        if second is None:
             self.fault(span, "not-axes", "a choice of axes has an `else`", "`'[...] if COND else []'`")
             return None
-        cond, other = rest.split(" else ", 1)
-        at = col + len(then) + 4
-        expr = parse_expr(cond, Anchor(self.file, tree.span.line, (at,)), self.report)
-        first = self._axes_text(then, Span(self.file, tree.span.line, col, col + len(then)))
-        second = self._axes_choice(tree, other, at + len(cond) + 6)
-        if expr is None or first is None or second is None:
+        expr = parse_expr(rest[: second[0]], anchor.part(0, at + first[1]), self.report)
+        then = self._axes_text(text[: first[0]], at, anchor)
+        other = self._axes_choice(rest[second[1] :], at + first[1] + second[1], anchor)
+        if expr is None or then is None or other is None:
             return None
-        return AxesChoice(expr, first, second, span)
+        return AxesChoice(expr, then, other, span)
 
-    def _axes_text(self, text: str, span: Span) -> Axes | None:
+    def _axes_text(self, text: str, at: int, anchor: Anchor) -> Axes | None:
+        at += len(text) - len(text.lstrip())
         text = text.strip()
+        span = anchor.span(0, at, at + len(text))
         if not (text.startswith("[") and text.endswith("]")):
             self.fault(span, "not-axes", f"`{text}` is not a list of axes", "`[..., N]`")
             return None
-        words = [w.strip() for w in text[1:-1].split(",") if w.strip()]
-        dims = [self._dim(Scalar(w, "plain", span, True, span.line)) for w in words]
+        dims = []
+        for word in re.finditer(r"[^,\s](?:[^,]*[^,\s])?", text[1:-1]):
+            place = anchor.span(0, at + 1 + word.start(), at + 1 + word.end())
+            dims.append(self._dim(Scalar(word.group(), "plain", place, True, place.line)))
         return None if None in dims else self._checked(Axes(tuple(d for d in dims if d is not None), span))
 
     def _dim(self, tree: Tree) -> Dim | None:
@@ -546,6 +601,7 @@ class _OpReader:
             return Dim("pack", (Factor(PACK, None, span),), span)
         if text.endswith(PACK):
             factor = self._factor(text[:-3], span)
+            self.packs.add(text[:-3])
             return None if factor is None else Dim("pack", (factor,), span)
         factor = self._factor(text, span)
         return None if factor is None else Dim("axis", (factor,), span)
@@ -590,6 +646,7 @@ class _OpReader:
         group = self._map(tree, "attrs")
         out = []
         for name, value in group.items if group is not None else ():
+            self.attrs.append(name.text)
             if self._define(name, "attr"):
                 decl = self._attr(name, value)
                 if decl is not None:
@@ -598,65 +655,119 @@ class _OpReader:
 
     def _attr(self, name: Scalar, value: Tree) -> AttrDecl | None:
         if not isinstance(value, Mapping):
-            self.fault(
-                value.span,
-                "not-a-map",
-                f"`{name.text}` is declared by a map",
-                "`{default: 1e-6}`; `{}` for one without default",
-            )
+            self.fault(value.span, "not-a-map", f"`{name.text}` is declared by a map",
+                       "`{default: 1e-6}`; `{}` for one without default")  # fmt: skip
             return None
         self._known(value, ATTR_KEYS, "an attr")
         enum = self._words(value.get("enum"), "`enum`")
-        count = self._count(value.get("tuple"))
-        default_tree = value.get("default")
-        default, all_axes = self._default(name, default_tree, enum)
-        kind = self._attr_type(value, enum, default)
-        axis = self._axis_words(value.get("axis"))
-        keeps = self._axis_words(value.get("keeps"))
-        size = self._axis_words(value.get("size"))
-        kind = "int" if size or (axis and not value.get("type")) else "bool" if keeps else kind
-        return AttrDecl(name.text, kind, name.span, default, enum, self._flag(value.get("optional")), count, size, axis, all_axes,
-                        keeps[0] if keeps else None)  # fmt: skip
+        default, all_axes = self._default(name, value.get("default"), enum)
+        axis, keeps, size = (self._axis_words(value.get(key), key) for key in ("axis", "keeps", "size"))
+        decl = AttrDecl(
+            name.text, self._attr_type(value, default), name.span, default, enum, self._flag(value.get("optional")),
+            self._count(value.get("tuple")), size, axis, all_axes, keeps[0] if keeps else None,
+        )  # fmt: skip
+        self._attr_rules(decl, value)
+        return decl
+
+    def _attr_rules(self, decl: AttrDecl, value: Mapping) -> None:
+        """What the keys of an attr say of each other."""
+        spans = {k.text: v.span for k, v in value.items}
+        special = [k for k in ("enum", "axis", "keeps", "size") if k in spans]
+        if len(special) > 1:
+            self.fault(spans[special[1]], "misplaced-key", f"`{special[1]}` does not go with `{special[0]}`")
+        fixed = {"enum": (), "axis": ("int",), "size": ("int",), "keeps": ("bool",)}[special[0]] if special else ()
+        given = value.get("type")
+        if special and isinstance(given, Scalar) and given.text not in fixed:
+            self.fault(given.span, "misplaced-key", f"`type` does not go with `{special[0]}`", "leave it out")
+        if decl.arity is not None and special and special[0] != "size":
+            self.fault(spans["tuple"], "misplaced-key", f"`tuple` does not go with `{special[0]}`")
+        elif len(decl.size) > 1 and decl.arity != len(decl.size):
+            self.fault(spans["size"], "tuple-length", f"`{decl.name}` gives {len(decl.size)} extents",
+                       f"`tuple: {len(decl.size)}`")  # fmt: skip
+        if decl.all_axes and not decl.axis:
+            self.fault(spans["default"], "bad-default", "`all` is for an attr that gives the `axis` of a pack")
+        if decl.default is not None and not decl.enum:
+            self._default_type(decl, decl.default)
+
+    def _default_type(self, decl: AttrDecl, default: Expr) -> None:
+        items: tuple[Expr, ...] = (default,)
+        if isinstance(default, Call) and default.func == "tuple":
+            items = default.args
+            if decl.arity is None and not decl.axis:
+                self.fault(default.span, "tuple-length", f"`{decl.name}` is no tuple", f"`tuple: {len(items)}`")
+            elif decl.arity is not None and len(items) != decl.arity:
+                self.fault(
+                    default.span, "tuple-length", f"`{decl.name}` has {decl.arity} items, its default {len(items)}"
+                )
+        for item in items:
+            flag = isinstance(item, Name) and item.id in ("true", "false")
+            number = item.operand if isinstance(item, Unary) else item
+            whole = not isinstance(number, Number) or isinstance(number.value, int)
+            if flag != (decl.type == "bool") and (flag or isinstance(number, Number)):
+                self.fault(item.span, "bad-default", f"`{decl.name}` is {decl.type}, its default is not",
+                           "`true` or `false`" if decl.type == "bool" else "")  # fmt: skip
+            elif decl.type == "int" and not whole:
+                self.fault(item.span, "bad-default", f"`{decl.name}` is int, its default is not")
 
     def _default(self, name: Scalar, tree: Tree | None, enum: tuple[str, ...]) -> tuple[Expr | None, bool]:
         if tree is None:
             return None, False
         if isinstance(tree, YamlSequence):
             return self._tuple_default(tree), False
-        value = self._scalar(tree, f"the default of `{name.text}`")
+        what = f"the default of `{name.text}`"
+        value = self._scalar(tree, what)
         if value is None:
             return None, False
         if enum:
             if value.text not in enum:
-                self.fault(
-                    value.span,
-                    "unknown-choice",
-                    f"`{value.text}` is not a choice of `{name.text}`",
-                    nearest(value.text, enum) or f"choices: {', '.join(enum)}",
-                )
+                self.fault(value.span, "unknown-choice", f"`{value.text}` is not a choice of `{name.text}`",
+                           nearest(value.text, enum) or f"choices: {', '.join(enum)}")  # fmt: skip
             return Text(value.text, value.span), False
         if value.text == "all":
             return None, True
         if value.text in ("true", "false"):
             return Name(value.text, value.span), False
-        return self.expr(value, f"the default of `{name.text}`"), False
+        if value.text in ("True", "False", "null", "None", "~", ""):
+            hint = {"True": "`true`", "False": "`false`"}.get(
+                value.text, "for None write `optional: true` and no default"
+            )
+            self.fault(value.span, "bad-default", f"{what} is not a number", hint)
+            return None, False
+        expr = self.expr(value, what)
+        if expr is not None:
+            self._default_names(expr)
+        return expr, False
 
-    def _tuple_default(self, tree: YamlSequence) -> Expr:
+    def _default_names(self, expr: Expr) -> None:
+        """A default may ask sizes and the attrs before it."""
+        earlier = self.attrs[:-1]
+        for part in subexpressions(expr):
+            name = part.name if isinstance(part, Item | IsNone) else part
+            if isinstance(part, Text):
+                self.fault(part.span, "bad-default", "the default is a text, but the attr has no `enum`")
+            elif isinstance(name, Name) and not name.id[0].isupper() and name.id not in earlier:
+                self.fault(name.span, "bad-default", f"`{name.id}` is not an attr above", nearest(name.id, earlier)
+                           or "a default may ask `size(A)` and the attrs before it; for None write `optional: true`")  # fmt: skip
+
+    def _tuple_default(self, tree: YamlSequence) -> Expr | None:
         """`[0.9, 0.999]`, kept as the call `tuple(0.9, 0.999)`."""
         items = [self._number(item, "an item of the default") for item in tree.items]
+        if not items or None in items:
+            if not items:
+                self.fault(tree.span, "tuple-length", "the default is an empty list")
+            return None
         return Call("tuple", tuple(i for i in items if i is not None), (), tree.span, tree.span)
 
-    def _attr_type(self, value: Mapping, enum: tuple[str, ...], default: Expr | None) -> str:
+    def _attr_type(self, value: Mapping, default: Expr | None) -> str:
+        """What the author gave, or what the other keys and the default say."""
         given = self._scalar(value.get("type"), "`type`")
-        if given is not None and given.text not in ("float", "int", "bool"):
-            self.fault(
-                given.span,
-                "unknown-type",
-                f"`{given.text}` is not a type of attrs",
-                nearest(given.text, ("float", "int", "bool")) or "types: float, int, bool",
-            )
-        if enum:
-            return "enum"
+        types = ("float", "int", "bool")
+        if given is not None and given.text not in types:
+            self.fault(given.span, "unknown-type", f"`{given.text}` is not a type of attrs",
+                       nearest(given.text, types) or f"types: {', '.join(types)}")  # fmt: skip
+        for key, kind in (("enum", "enum"), ("size", "int"), ("axis", "int"), ("keeps", "bool")):
+            if value.get(key) is not None:
+                return kind
         if given is not None:
             return given.text
         return "bool" if isinstance(default, Name) and default.id in ("true", "false") else "float"
@@ -684,22 +795,27 @@ class _OpReader:
             return None
         return int(value.text)
 
-    def _axis_words(self, tree: Tree | None) -> tuple[str, ...]:
+    def _axis_words(self, tree: Tree | None, key: str) -> tuple[str, ...]:
+        """The axes of `axis: (A B)`, `size: [A, B]`, `keeps: A`."""
         if tree is None:
             return ()
         items = tree.items if isinstance(tree, YamlSequence) else (tree,)
         words: list[str] = []
         for item in items:
-            scalar = item if isinstance(item, Scalar) else None
-            text = scalar.text.strip("()").split() if scalar is not None else []
-            for word in text:
-                word = word.removesuffix("...")
-                if identifier_fault(word) or not word[0].isupper():
-                    self.fault(tree.span, "bad-axis", f"`{word}` is not an axis")
+            text = item.text.strip() if isinstance(item, Scalar) else ""
+            grouped = re.fullmatch(r"\(([^()]*)\)", text) if key == "axis" else None
+            found = grouped.group(1).split() if grouped is not None else [text]
+            for word in found or [""]:
+                plain = word.removesuffix("...")
+                if identifier_fault(plain) or not plain[0].isupper():
+                    what = f"`{word}` is not an axis" if word else f"`{key}` wants an axis"
+                    self.fault(item.span, "bad-axis", what, "axes begin with a capital")
+                elif plain in words:
+                    self.fault(item.span, "axis-twice", f"`{plain}` is listed twice")
                 else:
-                    words.append(word)
-            if scalar is None:
-                self.fault(tree.span, "bad-axis", "an axis, or a list of axes")
+                    words.append(plain)
+        if key == "keeps" and len(words) > 1:
+            self.fault(tree.span, "bad-axis", "`keeps` wants one axis or one pack")
         return tuple(words)
 
     # -------------------------------------------------------------------------------- sizes, requires, domain, signature
@@ -708,6 +824,9 @@ class _OpReader:
         group = self._map(tree, "sizes")
         out = []
         for name, value in group.items if group is not None else ():
+            if "=" in name.text:
+                self.fault(name.span, "bad-axis", f"`{name.text}` is not an axis", "the extent stands behind the colon")
+                continue
             factor = self._factor(name.text, name.span)
             expr = self.expr(value, f"the size of `{name.text}`")
             if factor is not None and expr is not None:
@@ -724,9 +843,7 @@ class _OpReader:
         for k, line in enumerate(lines):
             if not line.strip() or line.strip().startswith("#"):
                 continue
-            expr = parse_expr(
-                line, Anchor(self.file, anchor.line + k, (anchor.cols[min(k, len(anchor.cols) - 1)],)), self.report
-            )
+            expr = parse_expr(line, anchor.part(k, 0), self.report)
             if expr is not None:
                 out.append(Requirement(expr, line.split("#")[0].strip(), expr.span))
         return tuple(out)
@@ -735,10 +852,9 @@ class _OpReader:
         group = self._map(tree, "domain")
         out = []
         for name, value in group.items if group is not None else ():
-            if name.text not in self.names:
-                self.fault(
-                    name.span, "unknown-name", f"`{name.text}` is not an argument", nearest(name.text, self.names)
-                )
+            known = [n for key in (*_ROLES, "attrs") if key != "outputs" for n in self.written.get(key, [])]
+            if name.text not in known:
+                self.fault(name.span, "unknown-name", f"`{name.text}` is not an argument", nearest(name.text, known))
                 continue
             ends = (
                 [self._number(i, "an end of a domain") for i in value.items] if isinstance(value, YamlSequence) else []
@@ -766,12 +882,13 @@ class _OpReader:
             self.fault(value.span, "not-a-list", "`signature` is a list of arguments")
             return tuple(usual)
         words = [i.text for i in value.items if isinstance(i, Scalar)]
-        for item in value.items:
-            if not isinstance(item, Scalar) or item.text not in usual:
-                text = item.text if isinstance(item, Scalar) else "this"
-                self.fault(item.span, "unknown-name", f"`{text}` is not an argument", nearest(text, usual))
-            elif words.count(item.text) > 1:
-                self.fault(item.span, "name-twice", f"`{item.text}` is listed twice")
+        known = [n for key in (*_ROLES, "attrs") if key != "outputs" for n in self.written.get(key, [])]
+        for k, item in enumerate(value.items):
+            text = item.text if isinstance(item, Scalar) else "this"
+            if text not in known and not self.unclear & {*_ROLES, "attrs"}:
+                self.fault(item.span, "unknown-name", f"`{text}` is not an argument", nearest(text, known))
+            elif text in words[:k]:
+                self.fault(item.span, "name-twice", f"`{text}` is listed twice")
         for name in usual:
             if name not in words:
                 self.fault(value.span, "missing-argument", f"`signature` leaves out `{name}`")
@@ -782,7 +899,7 @@ class _OpReader:
     def _entries(self, group: Mapping, skip: Sequence[str], words: Sequence[str]) -> tuple[Entry, ...]:
         out = []
         for key, value in group.items:
-            if key.text in skip:
+            if key.text in (*skip, "<<"):
                 continue
             if isinstance(value, Scalar) and value.text in words and value.style == "plain":
                 out.append(Entry(key.text, value.text, None, key.span, value.span))
@@ -793,7 +910,7 @@ class _OpReader:
         return tuple(out)
 
     def _let(self, group: Mapping) -> Formula:
-        return self._formula(group.get("let"), "let", []) if group.get("let") is not None else ()
+        return self._formula(group.get("let"), "let", ())
 
     def _update(self, tree: Mapping) -> Update | None:
         group = self._map(tree, "update")
@@ -822,6 +939,12 @@ class _OpReader:
             if not isinstance(saved, YamlSequence):
                 self.fault(saved.span, "not-a-list", "`save` is a list of names")
             save = tuple(Saved(i.text, i.span) for i in items if isinstance(i, Scalar))
+            for k, item in enumerate(items):
+                if not isinstance(item, Scalar):
+                    self.fault(item.span, "not-a-text", "`save` is a list of names")
+                elif item.text in [s.name for s in save[:k]]:
+                    self.fault(item.span, "name-twice", f"`{item.text}` is listed twice")
+        self.written["backward"] = [k.text for k, _ in value.items]
         entries = self._entries(value, ("save", "let"), ("auto", "zero", "not_differentiable"))
         return Backward(True, self._let(value), entries, save, value.span)
 
@@ -830,23 +953,28 @@ class _OpReader:
     def _consistent(self, op: OpSpec, tree: Mapping) -> None:
         bound = {b.name for b in op.forward}
         for output in op.outputs:
-            if output.name not in bound:
+            if output.name not in bound and "forward" not in self.unclear:
                 self.fault(
                     output.span,
                     "missing-formula",
                     f"nothing sets the output `{output.name}`",
                     nearest(output.name, bound),
                 )
-        if not op.outputs and op.update is None:
+        if not self.written.get("outputs") and op.update is None and not self.unclear & {"outputs", "update"}:
             self.fault(op.span, "no-outputs", f"`{op.name}` has neither outputs nor an update")
         self._reserved_cotangents(op)
+        self._placed(op)
         self._reference(op, tree)
         self._indexed(op)
         if op.update is not None:
             self._check_update(op, op.update)
         if op.backward is not None and op.backward.differentiable:
             self._check_backward(op, op.backward)
-        elif op.backward is None and tree.get("backward") is None and any(o.dtype in _FLOATING for o in op.outputs):
+        elif (
+            tree.get("backward") is None
+            and "backward" not in self.unclear
+            and any(o.dtype in _FLOATING for o in op.outputs)
+        ):
             self.fault(
                 op.span,
                 "missing-backward",
@@ -882,6 +1010,8 @@ class _OpReader:
 
     def _used_attrs(self, op: OpSpec) -> None:
         """An attr that nothing reads is a formula that somebody meant to write."""
+        if len(self.report.errors) > self.started:  # what cannot be read may well read it
+            return
         exprs = [*formulas(op), *conditions(op)]
         read = {e.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Name)}
         read |= {e.name.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Item | IsNone)}
@@ -924,6 +1054,15 @@ class _OpReader:
             if name in taken:
                 self.fault(span, "bad-name", f"`{name}` is the cotangent of `{name[1:]}`", "choose another name")
 
+    def _placed(self, op: OpSpec) -> None:
+        """`axis` and `keeps` speak of axes that a tensor has; `all` is every axis of a pack."""
+        for attr in op.attrs:
+            for axis in (*attr.axis, *((attr.keeps,) if attr.keeps else ())):
+                if axis not in self.axes and not self.unclear:
+                    self.fault(attr.span, "unknown-axis", f"no tensor has the axis `{axis}`", nearest(axis, self.axes))
+            if attr.all_axes and attr.axis and attr.axis[0] in self.axes and attr.axis[0] not in self.packs:
+                self.fault(attr.span, "bad-default", f"`{attr.axis[0]}` is one axis: `all` is for a pack")
+
     def _indexed(self, op: OpSpec) -> None:
         attrs = {a.name for a in op.attrs}
         for tensor in op.arguments:
@@ -940,20 +1079,23 @@ class _OpReader:
                     if tensor.indexes not in self.axes
                     else "an index is an int tensor"
                 )
-                self.fault(tensor.span, "bad-index", text, nearest(tensor.indexes, self.axes) or "`dtype: int`")
+                hint = "`dtype: int`" if tensor.indexes in self.axes else nearest(tensor.indexes, self.axes)
+                self.fault(tensor.span, "bad-index", text, hint)
 
     def _check_update(self, op: OpSpec, update: Update) -> None:
-        known = {t.name for t in op.buffers + op.state}
+        known = {*self.written.get("buffers", ()), *self.written.get("state", ())}
         for entry in update.entries:
-            if entry.name not in known:
+            if entry.name not in known and not self.unclear & {"buffers", "state"}:
                 self.fault(
                     entry.span, "unknown-name", f"`{entry.name}` is not a buffer or state", nearest(entry.name, known)
                 )
 
     def _check_backward(self, op: OpSpec, backward: Backward) -> None:
         wanted = {t.name: t for t in op.inputs + op.params}
-        written = {e.name for e in backward.entries}
+        faulty = {n for key in ("inputs", "params") for n in self.written.get(key, ())} - wanted.keys()
         for entry in backward.entries:
+            if entry.name in faulty or (entry.name not in wanted and self.unclear & {"inputs", "params"}):
+                continue
             if entry.name not in wanted:
                 kind = (
                     "a buffer or state: it has no gradient"
@@ -961,21 +1103,15 @@ class _OpReader:
                     else "not an input or param"
                 )
                 self.fault(entry.span, "unknown-input", f"`{entry.name}` is {kind}", nearest(entry.name, wanted))
-            elif wanted[entry.name].dtype not in _FLOATING:
-                self.fault(
-                    entry.span,
-                    "no-gradient",
-                    f"`{entry.name}` is {wanted[entry.name].dtype}: it has no gradient",
-                    "delete the entry",
-                )
+            elif wanted[entry.name].dtype not in _FLOATING and wanted[entry.name].dtype in DTYPES:
+                self.fault(entry.span, "no-gradient", f"`{entry.name}` is {wanted[entry.name].dtype}: it has no gradient",
+                           "delete the entry")  # fmt: skip
         for name, tensor in wanted.items():
-            if (
-                name not in written
-                and tensor.dtype in _FLOATING
-                and not any(d.span.file == self.file and f"`{name}`" in d.text for d in self.report.errors)
-            ):
+            if name not in self.written["backward"] and tensor.dtype in _FLOATING and "backward" not in self.unclear:
                 self.fault(tensor.span, "missing-derivative", f"`{name}` has no entry under `backward`",
                            "write its formula, `auto`, `zero`, or `not_differentiable`")  # fmt: skip
+        if self.unclear & {"forward", "let", "outputs"}:
+            return
         known = {b.name for b in (*op.forward, *backward.let)} | {t.name for t in op.tensors}
         for saved in backward.save or ():
             if saved.name not in known:
@@ -987,3 +1123,34 @@ class _OpReader:
 def _is_pack(axes: Axes | AxesChoice) -> bool:
     """`[...]` exactly: NumPy's broadcasting is implied."""
     return isinstance(axes, Axes) and len(axes.dims) == 1 and axes.dims[0].factors[0].name == PACK
+
+
+def _split(text: str, word: str) -> tuple[int, int] | None:
+    """Where a word begins and ends that stands in no bracket and no quotes."""
+    depth, quote = 0, ""
+    for at, c in enumerate(text):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        elif c in "()[]":
+            depth += 1 if c in "([" else -1
+        elif depth == 0 and re.match(rf"\b{word}\b", text[at:]) and not re.match(r"\w", text[at - 1 : at]):
+            return at, at + len(word)
+    return None
+
+
+def _places(line: str, start: int, quote: str) -> tuple[int, ...]:
+    """The column of each character of a quoted text whose escapes make it shorter than what was written, and of its end.
+
+    `start` counts the characters of the line up to the first behind the quote.
+    """
+    token = re.compile(r"''|." if quote == "'" else r"\\(?:x..|u.{4}|U.{8}|.)|.")
+    cols = []
+    while start < len(line):
+        found = token.match(line, start)
+        if found is None or found.group() == quote:
+            break
+        cols.append(start + 1)
+        start = found.end()
+    return (*cols, start + 1)

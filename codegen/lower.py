@@ -34,9 +34,13 @@ _RESERVED = (
 )
 
 
+_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_at|_stride_\w+|_\d+|^c\d+)$")
+"""The endings of names that lowering makes itself."""
+
+
 def safe(name: str) -> str:
     """A value's name in a kernel: renamed by `_` where it would hide what the kernel uses itself."""
-    return f"{name}_" if name in _RESERVED or name.endswith(("_ptr", "_strides", "_number")) else name
+    return f"{name}_" if name in _RESERVED or _EMITTED.search(name) else name
 
 
 # ---------------------------------------------------------------------------------------------- what is emitted
@@ -133,7 +137,7 @@ class _Printer:
             return self._power(node)
         if node.op in INFIX and node.op not in ("floordiv", "mod"):
             return self._infix(node)
-        return self._function(TABLE[node.op].triton, node.args), 12
+        return self._function(TABLE[node.op].triton, node.args, node), 12
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -152,18 +156,23 @@ class _Printer:
             return f"scalar({value!r}, COMPUTE)"  # as an argument Triton would round it to float32
         return number(value)
 
-    def _argument(self, node: Node) -> str:
+    def _argument(self, node: Node, user: Node) -> str:
         if node.op == "const" and node.serial not in self.names:
             return self._constant(node, True)
-        return self.text(node)
+        return self._floated(node, user)[0]
+
+    def _floated(self, node: Node, user: Node) -> tuple[str, int]:
+        """An operand; an int one of a float operation is converted to the compute dtype first."""
+        text, level = self._print(node)
+        if user.kind != "float" or node.kind != "int" or node.host:
+            return text, level
+        return f"{text if level >= 12 else f'({text})'}.to(COMPUTE)", 12
 
     def _infix(self, node: Node) -> tuple[str, int]:
         sign, level = INFIX[node.op]
-        words = [self._print(a) for a in node.args]
-        if node.op == "div" and all(a.kind == "int" and not a.host for a in node.args):
-            words[0] = (f"{words[0][0] if words[0][1] >= 12 else '(' + words[0][0] + ')'}.to(COMPUTE)", 12)
+        words = [self._floated(a, node) for a in node.args]
         if node.op == "div" and self.owner.exact_division(node):
-            return self._function("math.divide", node.args), 12
+            return self._function("math.divide", node.args, node), 12
         left = words[0][0] if words[0][1] >= level + (level == 4) else f"({words[0][0]})"
         right = words[1][0] if words[1][1] > level else f"({words[1][0]})"
         return f"{left} {sign} {right}", level
@@ -175,14 +184,17 @@ class _Printer:
         if value in (2, 3, 4) and level == 12 and text.isidentifier():
             return " * ".join([text] * int(value)), 8
         if value == 2:
-            return self._function("math.square", (base,)), 12
+            return self._function("math.square", (base,), node), 12
         if value == 0.5:
-            return self._function("tl.sqrt", (base,)), 12
-        words = [f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self.text(a) for a in node.args]
+            return self._function("tl.sqrt", (base,), node), 12
+        words = [
+            f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, node)[0]
+            for a in node.args
+        ]
         return f"{self.owner.use('math.pow')}({', '.join(words)})", 12
 
-    def _function(self, spelling: str, args: Sequence[Node]) -> str:
-        return f"{self.owner.use(spelling)}({', '.join(self._argument(a) for a in args)})"
+    def _function(self, spelling: str, args: Sequence[Node], user: Node) -> str:
+        return f"{self.owner.use(spelling)}({', '.join(self._argument(a, user) for a in args)})"
 
     def _cast(self, node: Node) -> str:
         inner, level = self._print(node.args[0])
@@ -343,11 +355,16 @@ class _Lowering:
             if node.host:
                 continue
             text = printer.text(node)
-            printer.names[node.serial] = safe(bound.name)
+            name = self._local(bound.name)
+            printer.names[node.serial] = name
             comment = f"  # {bound.comment}" if bound.comment else ""
             above = tuple(f"# {c}" for c in bound.above)
-            out.append(_Item(("let", bound.name), (*above, f"{safe(bound.name)} = {text}{comment}")))
+            out.append(_Item(("let", bound.name), (*above, f"{name} = {text}{comment}")))
         return out
+
+    def _local(self, name: str) -> str:
+        """A statement's name: not one that a gradient's own statement has."""
+        return f"{name}_" if name in {f"d{safe(n)}" for n in self.plan.gradients} else safe(name)
 
     def loads(self, graph: Graph, printer: _Printer, roots: list[Node], names: Sequence[str],
               bindings: Iterable[Bound]) -> list[_Item]:  # fmt: skip

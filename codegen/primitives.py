@@ -327,7 +327,7 @@ _ROWS = (
     _row("floordiv", 2, _integral, _np_floordiv, _lifted(lambda a, b: mpmath.floor(a / b)), "math.floordiv",
          analytic=False, listed=False),
     _row("mod", 2, _arith, np.mod, _lifted(lambda a, b: a - b * mpmath.floor(a / b)), "math.mod",
-         lambda b, g, a, y: (g, b.op("neg", b.op("mul", g, b.op("floor", b.op("div", a[0], a[1]))))),
+         lambda b, g, a, y: (g, b.op("neg", b.op("mul", g, b.op("round", b.op("div", b.op("sub", a[0], y), a[1]))))),
          analytic=False, listed=False, edges="the sign is that of the divisor, as in Python"),
     _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False,
          edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative"),

@@ -18,8 +18,8 @@ import numpy as np
 from codegen.evaluate import Env, OutOfRange, evaluate
 from codegen.ir import Graph, Node, Tensor, walk
 from codegen.primitives import TABLE, Array
-from codegen.spec import AttrDecl, Call, Number, OpSpec, Unary
-from codegen.variants import Variant
+from codegen.spec import AttrDecl, Call, Number, OpSpec, Unary, spell
+from codegen.variants import Variant, formulas, subexpressions
 
 LATTICE = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 _TRIES = 400
@@ -37,6 +37,9 @@ class Sampler:
         self.rng = np.random.default_rng(seed)
         self.order = tuple(graph.axes)
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
+        written = {float(e.value) for f in formulas(op) for e in subexpressions(f) if isinstance(e, Number)}
+        self.written = sorted(v for v in written if abs(v) < 1e6)
+        """The numbers of the formulas: what attrs, extents and ints may be compared with."""
 
     def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:
         """One environment. `crowd` is the lattice over many elements, where the op has few axes: rare ties meet.
@@ -75,7 +78,13 @@ class Sampler:
         if crowded and many <= 2:
             low = 300 if many == 1 else 18
             return {a: axis.fixed or int(self.rng.integers(low, low + 9)) for a, axis in self.graph.axes.items()}
-        return {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
+        extents = {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
+        near = [int(v) + k for v in self.written for k in (0, 1, 2) if high < v < 130]
+        asked = any("size(" in text or "index(" in text for text in map(spell, formulas(self.op)))
+        if near and asked and self.rng.random() < 0.5:  # one axis as long as a number that it may be compared with
+            free = [a for a, axis in self.graph.axes.items() if axis.fixed is None]
+            extents[str(self.rng.choice(free))] = int(self.rng.choice(near))
+        return extents
 
     def _attr(self, decl: AttrDecl, extents: dict[str, int], attrs: dict[str, Any], attempt: int) -> Any:
         if decl.size:
@@ -97,8 +106,17 @@ class Sampler:
     def _number(self, decl: AttrDecl, default: float | None, attempt: int) -> int | float:
         if decl.type == "int" or any(t.or_attr == decl.name for t in self.op.tensors):
             pool = [int(default)] if default is not None and math.isfinite(default) else []
-            return int(self.rng.choice([*pool, 0, 1, 2, 3]))
+            low, high = self.domains.get(decl.name, (-math.inf, math.inf))
+            written = [int(v) + k for v in self.written for k in (-1, 0, 1) if abs(v) < 1000]
+            if math.isfinite(low) and math.isfinite(high) and self.rng.random() < 0.5:
+                return int(self.rng.integers(int(low), int(high) + 1))
+            drawn: list[int] = written if written and self.rng.random() < 0.3 else [*pool, 0, 1, 2, 3]
+            drawn = [v for v in drawn if low <= v <= high] or [int(np.clip(v, low, high)) for v in drawn]
+            return int(self.rng.choice(drawn))
         low, high = self.domains.get(decl.name, (-math.inf, math.inf))
+        near = [v + k for v in self.written for k in (-1.0, 0.0, 1.0) if low <= v + k <= high]
+        if near and self.rng.random() < 0.25:
+            return float(self.rng.choice(near))
         pick = self.rng.random()
         if default is not None and pick < 0.3:
             return float(default)
@@ -145,7 +163,9 @@ class Sampler:
             if tensor.dtype == "i64" and not tensor.axes:  # a seed
                 return self.rng.integers(0, 2**62, size=shape)
             low, high = self.domains.get(tensor.name, (-3, 3))
-            return self.rng.integers(int(max(low, -100)), int(min(high, 100)) + 1, size=shape)
+            drawn = self.rng.integers(int(max(low, -100)), int(min(high, 100)) + 1, size=shape)
+            near = [int(v) + k for v in self.written for k in (-1, 0, 1) if low <= v + k <= high]
+            return np.where(self.rng.random(shape) < 0.3, self.rng.choice(near, size=shape), drawn) if near else drawn
         drawn = self.rng.integers(0, env.extents[tensor.indexes], size=shape)
         if tensor.or_attr is not None:
             drawn = np.where(self.rng.random(shape) < 0.3, int(env.attrs[tensor.or_attr]), drawn)
@@ -214,6 +234,7 @@ def _local(difference: Node) -> bool:
 def at_kink(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
     """Environments with an input moved onto the root of the difference, and to its two nearest neighbours."""
     if not _local(difference):
+        yield from _shifted(sampler, env, difference)
         return
     inputs = {
         t.name: t
@@ -229,6 +250,31 @@ def at_kink(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
             yield from _around(env, name, root_below, root_above, low, high)
 
 
+def _shifted(sampler: Sampler, env: Env, difference: Node) -> Iterator[Env]:
+    """For a difference that reduces: the whole of an input moved to either side of the root."""
+    inputs = {
+        t.name for t in sampler.graph.tensors.values() if t.kind == "float" and t.role in ("input", "param", "buffer")
+    }
+    for name in sorted({n.params[0] for n in walk([difference]) if n.op == "read"} & inputs):
+        low, high = sampler.domains.get(name, (-math.inf, math.inf))
+        base = env.tensors[name]
+
+        def moved(step: float, name: str = name, base: Array = base, low: float = low, high: float = high) -> Env:
+            return replace(env, tensors={**env.tensors, name: np.clip(base + step, low, high)})
+
+        def side(step: float) -> float:
+            return float(
+                np.sign(evaluate([difference], moved(step))[difference.serial].ravel()[:1].sum())
+            )  # noqa: B023
+
+        grid = [float(v) for v in _grid(-1e4, 1e4)[::3]]
+        sides = [side(v) for v in grid]
+        for below, above, first, last in list(zip(grid, grid[1:], sides, sides[1:])):
+            if first * last < 0:
+                yield from (moved(below), moved(above))
+                break
+
+
 def _around(env: Env, name: str, below: Array, above: Array, low: float, high: float) -> Iterator[Env]:
     """At a root, beside it, and well into the piece on either side."""
     step = np.maximum(1.0, np.abs(above))
@@ -238,7 +284,7 @@ def _around(env: Env, name: str, below: Array, above: Array, low: float, high: f
 
 def _grid(low: float, high: float) -> Array:
     """Points between which roots are looked for: of all magnitudes where the domain is wide."""
-    sizes = np.geomspace(1e-4, 1e5, 28)
+    sizes = np.geomspace(1e-4, 1e5, 82)
     points = np.concatenate([-sizes[::-1], [0.0], sizes]) * (1 + 1e-3 * np.sqrt(2))
     inside = points[(points > low) & (points < high)]
     return np.unique(np.concatenate([[low], inside, np.linspace(low, high, 9), [high]]))
@@ -257,7 +303,7 @@ def _brackets(env: Env, difference: Node, name: str, low: float, high: float) ->
     grid = _grid(low, high)
     signs = np.sign(at(np.broadcast_to(grid.reshape(-1, *[1] * len(shape)), (len(grid), *shape))))
     signs = np.broadcast_to(signs, (len(grid), *shape))
-    changes = (signs[:-1] * signs[1:] < 0) | ((signs[:-1] != 0) & (signs[1:] == 0))
+    changes = signs[:-1] != signs[1:]
     order = np.cumsum(changes, axis=0)
     own = env.tensors[name]
     for k in range(1, min(4, int(order.max(initial=0))) + 1):

@@ -179,6 +179,10 @@ def _atoms_of(cond: Expr, op: OpSpec, report: Report) -> Iterator[Atom]:
                 given = attrs[id].default
                 first = given.value if isinstance(given, Text) else attrs[id].enum[0]
                 yield Atom(id, "enum", id, (first, *(e for e in attrs[id].enum if e != first)))
+        case Compare() if not any(isinstance(e, (Name, Item, Call)) for e in subexpressions(cond)):
+            report.error(
+                cond.span, "constant-condition", f"`{spell(cond)}` is always the same", "write the branch that holds"
+            )
         case Compare():
             if _is_host(cond, op, report):
                 yield Atom(spell(cond), "condition", spell(cond), (True, False), cond)
@@ -248,18 +252,4 @@ def variants(op: OpSpec, found: tuple[Atom, ...], report: Report) -> tuple[Varia
     return tuple(out)
 
 
-def covering(all_variants: tuple[Variant, ...], found: tuple[Atom, ...]) -> tuple[Variant, ...]:
-    """The variants that are verified: all, or where they are many the defaults and a set that holds every pair."""
-    if len(all_variants) <= 16:
-        return all_variants
-    pairs = {p for v in all_variants for p in itertools.combinations(v.values, 2)}
-    chosen = [all_variants[0]]
-    pairs -= set(itertools.combinations(chosen[0].values, 2))
-    while pairs:
-        best = max(all_variants, key=lambda v: sum(p in pairs for p in itertools.combinations(v.values, 2)))
-        chosen.append(best)
-        pairs -= set(itertools.combinations(best.values, 2))
-    return tuple(chosen)
-
-
-__all__ = ["Atom", "Number", "Variant", "atoms", "conditions", "covering", "holds", "variants"]
+__all__ = ["Atom", "Number", "Variant", "atoms", "conditions", "holds", "variants"]

@@ -145,6 +145,7 @@ def round(x):
 @triton.jit
 def pow(x, y):
     """x ** y with the edges of IEEE 754; f32 is computed in f64."""
+    x, y = tl.broadcast(x, y)
     a = tl.abs(x).to(tl.float64)
     e = y.to(tl.float64)
     size = tl.exp2(e * tl.log2(a))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
+_NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent would be lost"
 _FUSION = True
 """`enable_fp_fusion`, given at every launch: its default differs between versions of Triton."""
 
@@ -79,6 +80,7 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
     """
     lib = _library()
     op.require()
+    given = {n: _plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
     _check(op, given, tensors, lib)
     wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
@@ -95,11 +97,26 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def _plain(value: Any, lib: _Torch) -> Any:
+    """A tensor whose memory is what it says (a lazily negated view is copied), a NumPy scalar as a number."""
+    if isinstance(value, lib.torch.Tensor):
+        return value.resolve_neg() if value.is_neg() else value
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
+
+
+def _refuse_transforms(op: RuntimeOp, tensors: Mapping[str, torch.Tensor], lib: _Torch) -> None:
+    functorch = lib.torch._C._functorch
+    if any(functorch.is_batchedtensor(t) for t in tensors.values()):
+        raise RuntimeError(_NO_VMAP.format(op.name))
+    forward = lib.torch.autograd.forward_ad
+    if forward._current_level >= 0 and any(forward.unpack_dual(t).tangent is not None for t in tensors.values()):
+        raise RuntimeError(_NO_JVP.format(op.name))
+
+
 def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], lib: _Torch) -> None:
     public = {t.name: t.public for t in op.tensors}
     first: tuple[str, torch.Tensor] | None = None
-    if any(lib.torch._C._functorch.is_batchedtensor(t) for t in tensors.values()):
-        raise RuntimeError(_NO_VMAP.format(op.name))
+    _refuse_transforms(op, tensors, lib)
     for name, value in given.items():
         if value is None:
             continue
@@ -199,18 +216,6 @@ def _backward(
     op: RuntimeOp, given: dict[str, Any], needed: Sequence[str], device: torch.device, lib: _Torch
 ) -> dict[str, torch.Tensor]:
     """The gradients that are needed, by name; `given` has residuals, cotangents and the shapes of all inputs."""
-    passed = {}
-    for name, cotangent in op.passes().items():
-        tensor, meta = given.get(cotangent), given.get(name)
-        if name in needed and isinstance(tensor, lib.torch.Tensor) and meta is not None:
-            shape, dtype = (
-                (meta.shape, meta.dtype) if isinstance(meta, Meta) else (tuple(meta.shape), lib.names[meta.dtype])
-            )
-            if tuple(tensor.shape) == shape and lib.names[tensor.dtype] == dtype:
-                passed[f"d{name}"] = tensor
-    needed = [n for n in needed if f"d{n}" not in passed]
-    if not needed:
-        return passed
     metas = {
         n: v if isinstance(v, (Meta, int, float)) or v is None else Meta(lib.names[v.dtype], tuple(v.shape), v.stride())
         for n, v in given.items()
@@ -226,7 +231,22 @@ def _backward(
         grads[name].zero_()
     if plan.launches:
         _launch(op, plan, {**_tensors(given, lib), **grads, **_allocate(plan.scratch, device, lib)}, given, device, lib)
-    return {**grads, **passed}
+    wanted = {f"d{n}": tuple(metas[n].shape) for n in needed}
+    # Operands of more dims than a kernel takes were stretched: their gradients are summed back.
+    return {n: g if tuple(g.shape) == wanted[n] else g.sum_to_size(wanted[n]) for n, g in grads.items()}
+
+
+def _passed(
+    op: RuntimeOp, metas: Mapping[str, Given], cotangents: Mapping[str, Any], needed: Sequence[str], lib: _Torch
+) -> dict[str, Any]:
+    """The gradients that are a cotangent as it is. Autograd itself gets it, and clones where it must."""
+    out = {}
+    for name, cotangent in op.passes().items():
+        tensor, meta = cotangents.get(cotangent), metas.get(name)
+        if name in needed and tensor is not None and isinstance(meta, Meta):
+            if tuple(tensor.shape) == meta.shape and lib.names[tensor.dtype] == meta.dtype:
+                out[name] = tensor
+    return out
 
 
 def _autograd_function(torch: Any) -> Any:
@@ -260,7 +280,7 @@ def _autograd_function(torch: Any) -> Any:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
-            raise RuntimeError(f"{ctx.op.name}: kernels give reverse-mode derivatives only")
+            raise RuntimeError(_NO_JVP.format(ctx.op.name))
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, op: RuntimeOp, *values: Any) -> Any:
@@ -269,6 +289,7 @@ def _autograd_function(torch: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
             op: RuntimeOp = ctx.op
+            lib = _library()
             wanted = [n for n, need in zip(ctx.names, ctx.needs_input_grad[2:]) if need]
             for name in wanted:
                 if name not in op.gradients:
@@ -279,10 +300,12 @@ def _autograd_function(torch: Any) -> Any:
             if not needed or all(c is None for c in cotangents):
                 return (None,) * (len(ctx.names) + 2)
             given: dict[str, Any] = {**ctx.output_metas, **ctx.metas, **{f"d{t.name}": None for t in op.outputs}}
-            supplied = {f"d{t.name}": c for t, c in zip(op.outputs, cotangents) if c is not None}
+            supplied = {f"d{t.name}": _plain(c, lib) for t, c in zip(op.outputs, cotangents) if c is not None}
             tensors = {**dict(zip(ctx.kept, ctx.saved_tensors)), **supplied}
-            grads = _Once.apply(op, given, needed, ctx.device, tuple(tensors), *tensors.values())
-            by_name = dict(zip(needed, grads))
+            by_name = _passed(op, ctx.metas, supplied, needed, lib)
+            rest = [n for n in needed if n not in by_name]
+            if rest:
+                by_name |= zip(rest, _Once.apply(op, given, rest, ctx.device, tuple(tensors), *tensors.values()))
             return (None, None, *(by_name.get(n) for n in ctx.names))
 
     class _Once(torch.autograd.Function):

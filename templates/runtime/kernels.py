@@ -73,8 +73,8 @@ def reduced_tile(start, n_reduced, WIDE: tl.constexpr, BLOCK_R: tl.constexpr):
 def sum_partials(
     part_ptr,
     total_ptr,
-    n_parts,
-    n_kept,
+    n_parts: tl.int64,
+    n_kept: tl.int64,
     COMPUTE: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_K: tl.constexpr,

@@ -103,7 +103,7 @@ class Launch:
         """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
         named = {p: tensors.get(name) for p, name in self.pointers.items()}
         absent = {p.name: None for p in self.kernel.abi.params if p.role == "ptr"}
-        return {**absent, **self.values, **numbers, **named}
+        return {**absent, **numbers, **self.values, **named}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RuntimeOp:
     _plans: ClassVar[dict[Any, Plan]]
 
     def __init__(self, **attrs: Any) -> None:
-        self.attrs = attrs
+        self.attrs = {n: _repeated(v, self.kinds.get(n, "")) for n, v in attrs.items()}
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}
@@ -250,6 +250,13 @@ class RuntimeOp:
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
 
 
+def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
+    """A number given for a tuple stands for each of its items."""
+    if not isinstance(kind, str) or "*" not in kind or value is None:
+        return value
+    return (value,) * int(kind.rstrip("?").partition("*")[2]) if isinstance(value, (int, float)) else tuple(value)
+
+
 _KINDS = {"float": "a number", "int": "a whole number", "bool": "True or False"}
 
 
@@ -293,7 +300,7 @@ class PointwiseOp(RuntimeOp):
             self._check_dtypes(given)
             found = self._remember(key, self._plan_forward(given))
         if found.compute in INTS:
-            self._check_integral()
+            self._check_integral(found.compute, given)
         return found
 
     def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
@@ -341,11 +348,18 @@ class PointwiseOp(RuntimeOp):
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
         return "f64" if wide else "f32"
 
-    def _check_integral(self) -> None:
-        """In integers a number must be whole: nothing is rounded in silence."""
-        for name, value in self.attrs.items():
-            if isinstance(value, float) and not value.is_integer():
+    def _check_integral(self, compute: str, given: Mapping[str, Given]) -> None:
+        """In integers a number must be whole, and exact in the float64 that carries it: nothing is rounded in silence."""
+        public = {t.name: t.public for t in self.tensors}
+        numbers = [*self.attrs.items(), *((public[n], v) for n, v in given.items() if n in public)]
+        most = 2**31 if compute == "i32" else 2**53
+        for name, value in numbers:
+            if isinstance(value, (int, float)) and not float(value).is_integer():
                 raise TypeError(f"{self.name}: `{name}` is {value}; for integer tensors it must be whole")
+            if isinstance(value, (int, float)) and not -most <= value <= most:
+                raise ValueError(
+                    f"{self.name}: `{name}` is {value}; with {compute} tensors a number lies within 2**{31 if most == 2**31 else 53}"
+                )
 
     def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
         if tensor.dtype in ("float", "number", "any"):
@@ -489,6 +503,8 @@ class PointwiseOp(RuntimeOp):
         if space.count == 0:
             return Plan(outputs, compute=compute)
         written = self._bind(self.outputs, outputs)
+        if self.sliced:  # what is written part by part has strides of its own, which must merge too
+            space = layout.iterate(space.order, extents, [*operands.values(), *written.values()], reorder=False)
         values = {**self._common(self.forward, given, operands, space, compute, written), "BLOCK": BLOCK}
         pointers = {f"{n}_ptr": n for n in (*operands, *outputs)}
         launch = Launch(self.forward, (_cdiv(space.count, BLOCK), 1, 1), pointers, values)
@@ -538,9 +554,10 @@ class PointwiseOp(RuntimeOp):
         targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in whole]
         written = self._bind(targets, grads)
         reads = {f"{n}_ptr": n for n in operands}
+        strided = list(written.values()) if self.sliced else []
         full = {f"d{n}_ptr": f"d{n}" for n in whole}
         if not groups:
-            space = layout.iterate(order.order, extents, list(operands.values()), reorder=False)
+            space = layout.iterate(order.order, extents, [*operands.values(), *strided], reorder=False)
             flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
                     "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
             values = {**self._common(self.backward, given, operands, space, compute, written), **flat}
@@ -549,7 +566,7 @@ class PointwiseOp(RuntimeOp):
         launches: list[Launch] = []
         scratch: dict[str, Meta] = {}
         for pattern, names in groups.items():
-            space = layout.iterate(order.order, extents, list(operands.values()), (pattern,), reorder=False)
+            space = layout.iterate(order.order, extents, [*operands.values(), *strided], (pattern,), reorder=False)
             launches += self._sum_launches(
                 given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors
             )

@@ -40,7 +40,9 @@ def swap(old: str, new: str) -> str:
 CASES = {
     "unknown key": (swap("  inputs:", "  input:"), 2, 3, "unknown-key", "did you mean `inputs`?"),
     "unknown name": (swap("y = x * 2", "y = z * 2"), 4, 16, "unknown-name", ""),
-    "near name": (swap("y = x * 2", "y = x * epss").replace("  outputs", "  attrs: {eps: {default: 1e-5}}\n  outputs"), 5, 20, "unknown-name", "did you mean `eps`?"),
+    "near name": (
+        swap("y = x * 2", "y = x * epss").replace("dy * 2", "dy * eps").replace("  outputs", "  attrs: {eps: {default: 1e-5}}\n  outputs"),
+        5, 20, "unknown-name", "did you mean `eps`?"),
     "used before it is set": (swap("forward: y = x * 2", "forward: |\n    y = a * 2\n    a = x"), 5, 9, "unknown-name", "line 6"),
     "set twice": (swap("forward: y = x * 2", "forward: |\n    y = x * 2\n    y = x"), 6, 5, "set-twice", ""),
     "keyword as a name": (swap("{x:", "{lambda:"), 2, 12, "bad-name", ""),
@@ -77,6 +79,12 @@ CASES = {
     "unknown choice": (swap("  outputs", "  attrs: {kind: {enum: [a, b], default: c}}\n  outputs"), 3, 41, "unknown-choice", ""),
     "float index": (swap("x * 2", "at(x, N=x)"), 4, 16, "float-index", "cast"),
     "shouting": (swap("x * 2", "x * 1e999"), 4, 20, "literal-range", ""),
+    "op named like a helper": (swap("op: f", "op: tile"), 1, 7, "bad-name", "function"),
+    "argument named like an import": (swap("{x:", "{call: [...], x:"), 2, 12, "bad-name", "another name"),
+    "unused attr": (swap("  outputs", "  attrs: {eps: {default: 1}}\n  outputs"), 3, 11, "unused-name", "delete"),
+    "condition of literals": (swap("x * 2", "x if 1 < 2 else -x"), 4, 21, "constant-condition", ""),
+    "requires of a tensor": (swap("  outputs", "  requires: x > 0\n  outputs"), 3, 13, "not-on-the-host", ""),
+    "reference that is none": (swap("  schedule", "  reference: torch.exp(q)\n  schedule"), 7, 14, "bad-reference", "argument"),
     "undetermined axis": (swap("{y: [..., N]}", "{y: [..., N, M]}"), 3, 25, "undetermined-axis", ""),
     "no schedule": (swap("x * 2", "x * sum(x, N)").replace("dy * 2", "auto").replace("  schedule: none\n", ""), 1, 7, "no-schedule", "schedule: none"),
 }  # fmt: skip

@@ -217,6 +217,34 @@ def test_pieces_far_from_zero_are_reached(forward: str, entry: str) -> None:
     assert [d.code for d in report.errors] == ["wrong-gradient"]
 
 
+REACHED = [
+    ("[...]", "type: int, default: 2", "p: [0, 10]", "where(p > 5, 2 * x, x)", "dy"),
+    ("[...]", "default: 2", "p: [0, 100]", "x * where(p > 4, 3, 1)", "dy"),
+    ("[..., N]", "default: 2", "p: [1, 2]", "p * where(index(N) >= 64, 2 * x, x)", "p * dy"),
+    ("[..., N]", "default: 2", "p: [1, 2]", "p * where(mean(x, N) > 150, 2 * x, x)", "p * dy"),
+    ("[...]", "default: 2", "p: [1, 2]", "p * sqrt(x * x * x * x)", "p * where(x == 0, 77 * dy, 2 * x * dy)"),
+    ("[...]", "default: 2", "p: [0, 100]", "p * x * x", "p * (3 * x * dy if p == 37 else 2 * x * dy)"),
+    ("[..., N]", "default: 2", "p: [1, 2]", "p * x * x", "p * (3 * x * dy if size(N) > 64 else 2 * x * dy)"),
+]
+
+
+@pytest.mark.parametrize(("axes", "attr", "domain", "forward", "entry"), REACHED)
+def test_every_branch_is_reached(axes: str, attr: str, domain: str, forward: str, entry: str) -> None:
+    _, report = verified(
+        f"- op: f\n  inputs: {{x: {axes}}}\n  attrs: {{p: {{{attr}}}}}\n  domain: {{{domain}}}\n  outputs: {{y: {axes}}}\n"
+        f"  forward: y = {forward}\n  backward:\n    x: {entry}\n"
+    )
+    assert [d.code for d in report.errors] == ["wrong-gradient"], report.render()
+
+
+def test_a_branch_that_no_sample_reaches_is_not_verified() -> None:
+    _, report = verified(
+        "- op: f\n  inputs: {x: [...]}\n  attrs: {p: {default: 2}}\n  domain: {p: [0, 5]}\n  outputs: {y: [...]}\n"
+        "  forward: y = p * x\n  backward:\n    x: p * dy if p < 7 else 3 * dy\n"
+    )
+    assert [d.code for d in report.errors] == ["unreached-branch"], report.render()
+
+
 def test_auto_of_a_per_channel_weight_is_pointwise() -> None:
     verdict, report = verified("""\
 - op: f

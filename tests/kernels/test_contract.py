@@ -193,6 +193,38 @@ def test_many_alternating_dims_of_broadcasting() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs))
 
 
+def test_gradients_share_no_storage() -> None:
+    """What autograd adopts may be scaled in place: neither another gradient nor the cotangent may change with it."""
+    x, o = (torch.ones(5, device=DEVICE, requires_grad=True) for _ in range(2))
+    dy = torch.ones(5, device=DEVICE)
+    generated.add(x, o).backward(dy)
+    assert len({x.grad.data_ptr(), o.grad.data_ptr(), dy.data_ptr()}) == 3
+
+
+@pytest.mark.parametrize("view", ["expanded", "unfolded", "overlapping"])
+def test_halves_of_overlapping_inputs(view: str) -> None:
+    base = torch.randn(20, device=DEVICE, dtype=torch.float64)
+    x = {
+        "expanded": base[:1].expand(2, 4), "unfolded": base.unfold(0, 4, 2), "overlapping": base.as_strided((3, 4), (2, 1)),
+    }[view].detach().requires_grad_()  # fmt: skip
+    dy = torch.randn(x.shape[0], 2, device=DEVICE, dtype=torch.float64)
+    ours = torch.autograd.grad(generated.glu(x), x, dy)[0]
+    theirs = torch.autograd.grad(torch.nn.functional.glu(x), x, dy)[0]
+    assert torch.allclose(ours, theirs)
+
+
+def test_lazily_negated_views_are_read_as_they_mean() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j], device=DEVICE).conj().imag
+    assert torch.equal(generated.neg(z), torch.neg(z)) and torch.equal(generated.add(z, z), z + z)
+
+
+def test_forward_mode_is_refused() -> None:
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level(), pytest.raises(RuntimeError, match="exp: kernels give reverse-mode"):
+        generated.exp(forward.make_dual(torch.ones(1, device=DEVICE), torch.ones(1, device=DEVICE)))
+
+
 ERRORS = [
     (lambda x: generated.silu(x.int()), TypeError, "silu: `input` is i32; it takes f16, bf16, f32, f64"),
     (lambda x: generated.swiglu(x, 2.0), TypeError, "swiglu: `up` is a number"),
@@ -209,6 +241,8 @@ ERRORS = [
         TypeError,
         "glu: `dim` is 1.5; it takes a whole number",
     ),
+    (lambda x: generated.add(x.long(), 2**53 + 2), ValueError, "add: `other` is 9007199254740994"),
+    (lambda x: generated.mul(x.int(), 2**40), ValueError, "mul: `other` is 1099511627776"),
     (lambda x: generated.add(1.0, 2.0), TypeError, "add: "),
     (
         lambda x: generated.add(x.int(), x.int(), alpha=0.5),
