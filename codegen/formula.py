@@ -237,7 +237,13 @@ def _parsed(text: str, anchor: Anchor, report: Report, mode: str) -> ast.AST | N
         line, col, said = 0, 0, "nested too deeply"
     except ValueError as error:
         line, col, said = 0, 0, str(error)
-    hint = _mended(text, text.split("\n")[line].split("#")[0])
+    whole = text.split("\n")[line].split("#")[0]
+    name = re.match(r" *([A-Za-z]+) *=(?!=)", whole)
+    if name is not None and keyword.iskeyword(name.group(1)):
+        span = anchor.span(line, name.start(1), name.end(1))
+        report.error(span, "bad-name", f"`{name.group(1)}` is a Python keyword", "choose another name")
+        return None
+    hint = _mended(text, whole)
     if mode == "eval" and re.match(r"\s*\w+\s*=(?!=)", text):
         hint = "an expression stands here, without `name =`; `==` compares"
     report.error(anchor.span(line, col, col + 1), "syntax-error", f"not a formula: {said}", hint)

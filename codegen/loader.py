@@ -981,6 +981,13 @@ class _OpReader:
                 f"`{op.name}` declares no derivative",
                 "write formulas, `auto`, or `backward: not_differentiable`",
             )
+        self._check_schedule(op, tree)
+        public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
+        for tensor in op.arguments:
+            if public.count(tensor.arg) > 1:
+                self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
+
+    def _check_schedule(self, op: OpSpec, tree: Mapping) -> None:
         if op.schedule not in ("", "none", "pointwise"):
             span = getattr(tree.get("schedule"), "span", op.span)
             self.fault(
@@ -991,10 +998,6 @@ class _OpReader:
             )
         self._public_names(op)
         self._used_attrs(op)
-        public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
-        for tensor in op.arguments:
-            if public.count(tensor.arg) > 1:
-                self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
 
     def _public_names(self, op: OpSpec) -> None:
         taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor"}
