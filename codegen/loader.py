@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from codegen.diagnostics import Note, Report, Span, nearest
+from codegen.diagnostics import Diagnostic, Note, Report, Span, nearest
 from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr, reference_fault
 from codegen.spec import (
     DTYPES,
@@ -214,10 +214,21 @@ def _file(name: str, text: str, report: Report) -> list[OpSpec]:
         report.error(tree.span, "not-a-list", "a spec file is a list of ops", "begin each with `- op: name`")
         return []
     lines = text.split("\n")
-    read = [(item.span.line, _OpReader(name, lines, report).read(item)) for item in tree.items]
-    ends = [line for line, _ in read[1:]] + [len(lines) + 1]
-    faulty = {d.span.line for d in report.errors if d.span.file == name}
-    return [op for (line, op), end in zip(read, ends) if op is not None and not any(line <= f < end for f in faulty)]
+    composed = _faulty(name, report.errors[before:])
+    starts = [item.span.line for item in tree.items]
+    out = []
+    for item, start, end in zip(tree.items, starts, [*starts[1:], len(lines) + 1]):
+        if any(start <= line < end for line in composed):  # YAML itself is amiss here: the op would only echo it
+            continue
+        op = _OpReader(name, lines, report).read(item)
+        if op is not None and not any(start <= line < end for line in _faulty(name, report.errors)):
+            out.append(op)
+    return out
+
+
+def _faulty(name: str, found: Sequence[Diagnostic]) -> set[int]:
+    """The lines of a file that have faults."""
+    return {d.span.line for d in found if d.span.file == name}
 
 
 def _unique(ops: list[OpSpec], report: Report) -> tuple[OpSpec, ...]:

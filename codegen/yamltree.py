@@ -50,7 +50,7 @@ class _Stop(Exception):
 
 
 def compose(file: str, text: str, report: Report) -> Tree | None:
-    """The tree of a file, or None after faults."""
+    """The tree of a file; None where YAML cannot read on. Faults of single nodes leave the rest to be read."""
     tab = next(
         (
             (n, line.index("\t"))
@@ -62,7 +62,6 @@ def compose(file: str, text: str, report: Report) -> Tree | None:
     if tab is not None:
         report.error(Span(file, tab[0], tab[1] + 1), "tab", "a tab in the indentation", "YAML indents by blanks")
         return None
-    before = len(report.errors)
     composer = _Composer(file, report)
     try:
         tree = composer.document(yaml.parse(text, Loader=_LOADER))
@@ -74,7 +73,7 @@ def compose(file: str, text: str, report: Report) -> Tree | None:
     except (RecursionError, ValueError) as error:
         report.error(Span(file, 1, 1), "yaml-syntax", f"not readable as YAML: {error}")
         return None
-    return tree if len(report.errors) == before else None
+    return tree
 
 
 def _report_yaml(file: str, error: yaml.YAMLError, text: str, report: Report) -> None:

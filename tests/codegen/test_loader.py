@@ -397,6 +397,13 @@ def test_a_hundred_ops_load_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 5, "about 0.2 s; the rest is for slow machines"
 
 
+def test_a_fault_of_yaml_leaves_the_other_ops_of_the_file() -> None:
+    report = Report()
+    text = OP.replace("dy * 2", "*g") + named("g").replace("x * 2", "x.a") + named("h")
+    assert [op.name for op in load_text(text, report)] == ["h"]
+    assert [(d.span.line, d.code) for d in report.ordered()] == [(6, "alias"), (10, "not-in-language")]
+
+
 # ---------------------------------------------------------------------------------------------- random edits
 
 
