@@ -153,6 +153,8 @@ def _tidy_add(b: Builder, left: Node, right: Node) -> Node | None:
     for one, other in ((left, right), (right, left)):
         if constant(one) == 0 and not one.axes and other.kind == "float":
             return other
+    if left.op == "add" and left.args[1] is right and right.kind == "float":
+        return b.op("add", left.args[0], b.op("mul", 2, right))
     if right.op == "neg":
         return b.op("sub", left, right.args[0])
     if left.op == "neg":
