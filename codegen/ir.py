@@ -151,8 +151,8 @@ class Builder:
         axes = tuple(sorted(axes))
         return self.node("reduce", (x, *extra), (name, axes)) if axes else x
 
-    def sum(self, x: Node, axes: Iterable[str], of: frozenset[str] | None = None) -> Node:
-        """Sum over `axes` of x read as a value over `of`: an axis that x lacks counts as often as it is long."""
+    def sum(self, x: Node, axes: Iterable[str]) -> Node:
+        """Sum over `axes`: an axis that x lacks counts as often as it is long."""
         axes = frozenset(axes)
         absent = axes - x.axes
         total = self.reduce("sum", x, axes & x.axes)

@@ -381,7 +381,8 @@ class _Lowering:
                 out.append(_Item(("load", name), (f"{safe(name)}_at = {name}_ptr + offset(i, sizes, {name}_strides)",)))
                 for node in parts:
                     where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
-                    own = safe(bound.get(node.serial, f"{name}_{'_'.join(str(i.params[0]) for i in node.args[1:])}"))
+                    part = f"{name}_{'_'.join(str(i.params[0]) for i in node.args[1:])}"
+                    own = safe(bound[node.serial]) if node.serial in bound else part
                     printer.names[node.serial] = own
                     out.append(
                         _Item(

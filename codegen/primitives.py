@@ -49,7 +49,6 @@ class Primitive:
     edges: str = ""
     listed: bool = True
     """Whether authors write it by name (operators are spelled by their sign)."""
-    float_number: bool = False
     neighbour: str = ""
     """A function that is easily mistaken for it: what mutation tests try in its place."""
 

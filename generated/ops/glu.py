@@ -27,8 +27,8 @@ def glu_forward(
     i, mask = tile(n, WIDE, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
-    x_1_ = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
-    s = sigmoid(x_1_)
+    x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
+    s = sigmoid(x_1)
     y = a * s
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -40,10 +40,10 @@ def glu_backward(
 ):  # fmt: skip
     i, mask = tile(n, WIDE, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
-    x_1_ = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
+    x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    s = sigmoid(x_1_)
+    s = sigmoid(x_1)
     y = a * s
     dx_at = dx_ptr + offset(i, sizes, dx_strides)
     tl.store(dx_at, dy * s, mask=mask)
