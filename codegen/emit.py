@@ -22,7 +22,7 @@ from codegen.diagnostics import Report
 from codegen.explain import residual_names
 from codegen.lower import Module, lower, python
 from codegen.schedule import OpPlan, schedule
-from codegen.spec import AttrDecl, Call, Name, Number, OpSpec, TensorDecl, Text, Unary, spell
+from codegen.spec import INTS, AttrDecl, Call, Name, Number, OpSpec, TensorDecl, Text, Unary, spell
 from codegen.tree import GeneratedFile
 from codegen.verify import Verdict
 
@@ -107,7 +107,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     sums = m.backward is not None and bool(plan.summed)
     helpers = (
         {"tile", "offset"}
-        | ({"scalar"} if "scalar(" in body else set())
+        | {name for name in ("scalar", "largest") if f"{name}(" in body}
         | ({"kept_tile", "reduced_tile", "share"} if sums else set())
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
@@ -124,7 +124,8 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name) if axis else None, "requires": requires,
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
-        "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.name}" for a in op.attrs],
+        "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
+        "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
 
@@ -220,12 +221,18 @@ def _signature(op: OpSpec) -> list[str]:
         else:
             attr = op.attr(name)
             default = _default(attr)
-            word = f"{name}: {_annotation(attr)}"
+            word = f"{attr.public}: {_annotation(attr)}"
         if default is None and defaulted and "*" not in out:
             out.append("*")
         defaulted = defaulted or default is not None
         out.append(word if default is None else f"{word} = {default}")
     return out
+
+
+_DTYPES = {
+    "float": "f16, bf16, f32 or f64", "int": "i32 or i64", "number": "float or int", "integral": "i32, i64 or bool",
+    "any": "any dtype",
+}  # fmt: skip
 
 
 def _docstring(plan: OpPlan) -> str:
@@ -236,9 +243,7 @@ def _docstring(plan: OpPlan) -> str:
             decl = op.tensor(name)
             words = [
                 f"[{_dims(decl)}]",
-                {"float": "f16, bf16, f32 or f64", "number": "float or int", "any": "any dtype", "bool": "bool"}.get(
-                    decl.dtype, decl.dtype
-                ),
+                _DTYPES.get(decl.dtype, decl.dtype),
             ]
             words += ["or a number"] if decl.scalar else []
             words += ["may be absent"] if decl.optional else []
@@ -247,10 +252,10 @@ def _docstring(plan: OpPlan) -> str:
         else:
             attr = op.attr(name)
             lines.append(
-                f"    {name}: {'one of ' + ', '.join(attr.enum) if attr.type == 'enum' else 'the position of the axis' if attr.axis else 'a number' if attr.type != 'bool' else 'a flag'}."
+                f"    {attr.public}: {'one of ' + ', '.join(attr.enum) if attr.type == 'enum' else 'the position of the axis' if attr.axis else 'a number' if attr.type != 'bool' else 'a flag'}."
             )
     shapes = ", ".join(f"[{_dims(o)}]" for o in op.outputs)
-    dtype = {"bool": "bool"}.get(op.outputs[0].dtype, "in the promoted dtype of the inputs")
+    dtype = op.outputs[0].dtype if op.outputs[0].dtype in ("bool", *INTS) else "in the promoted dtype of the inputs"
     lines += [
         "",
         "Returns:",

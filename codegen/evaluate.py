@@ -314,6 +314,7 @@ _STRUCTURAL: dict[str, Callable[[Node, list[Array], Env], Array]] = {
     "read": lambda n, a, e: e.tensors[n.params[0]],
     "attr": _attr,
     "size": _size,
+    "largest": lambda n, a, e: np.full((1,) * len(e.order), np.finfo(e.dtype).max, dtype=e.dtype),
     "index": _index,
     "uniform": _uniform,
     "reduce": _reduce,

@@ -42,7 +42,7 @@ _LONGEST = 60
 _MOST_DIGITS = 400
 _BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
-    ast.BitAnd: "&", ast.BitOr: "|",
+    ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
 }  # fmt: skip
 _UNARY: dict[type, str] = {ast.USub: "-", ast.Invert: "~", ast.Not: "not"}
 _COMPARE: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -392,12 +392,12 @@ class _Reader:
     def _trap(self, operands: list[ast.expr], span: Span) -> None:
         """`a & b == c` compares `a & b`: whoever wrote it meant something else."""
         for k, operand in enumerate(operands):
-            if isinstance(operand, ast.BinOp) and isinstance(operand.op, (ast.BitAnd, ast.BitOr)):
+            if isinstance(operand, ast.BinOp) and isinstance(operand.op, (ast.BitAnd, ast.BitOr, ast.BitXor)):
                 line = self.lines[(operand.end_lineno or operand.lineno) - 1].encode()
                 after = line[operand.end_col_offset :].lstrip()[:1]
                 before = self.lines[operand.lineno - 1].encode()[: operand.col_offset].rstrip()[-1:]
                 if (after != b")") if k == 0 else (before != b"("):
-                    raise _Refused(span, "precedence", "`&` and `|` bind tighter than a comparison",
+                    raise _Refused(span, "precedence", "`&`, `|` and `^` bind tighter than a comparison",
                                    "parenthesise: `(a > 0) & (b == c)`")  # fmt: skip
 
     def _call(self, node: ast.Call, span: Span, depth: int) -> Expr:
@@ -439,8 +439,6 @@ def _instead(node: ast.expr) -> str:
             return "there are no attributes: `sum(x, N)`, not `x.sum()`"
         case ast.Subscript():
             return "a tensor is read by `at(x, N=i)`, a tuple attr by `pair[0]`"
-        case ast.BinOp(_, ast.BitXor(), _):
-            return "a power is `x ** 2`"
         case ast.Compare(_, [ast.In() | ast.NotIn(), *_]):
             return "compare one by one: `(a == b) | (a == c)`"
         case ast.UnaryOp(ast.UAdd(), _):

@@ -44,7 +44,7 @@ from codegen.spec import (
     Text,
     Unary,
 )  # fmt: skip
-from codegen.variants import NUMBER_KIND, Variant, atoms, has, holds
+from codegen.variants import KINDS, NUMBER_KIND, Variant, atoms, has, holds
 
 F32_MAX = 3.4028234663852886e38
 
@@ -58,11 +58,14 @@ _BINARY = {
     "**": "pow",
     "&": "and",
     "|": "or",
+    "^": "xor",
+    "<<": "shl",
+    ">>": "shr",
 }
 _COMPARE = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 _STRUCTURAL = (
     *MONOIDS, *SCANS[:2], "dot", "at", "add_at", "stack", "index", "size", "uniform", "one_hot", "replace", "stop_gradient",
-    "cast",
+    "cast", "largest",
 )  # fmt: skip
 FUNCTIONS = tuple(sorted([row.name for row in TABLE.values() if row.listed] + list(_STRUCTURAL)))
 """Every name that may stand before `(`."""
@@ -124,8 +127,8 @@ def infer(op: OpSpec, variant: Variant, report: Report, usage: Usage | None = No
 
 def kind_of(dtype: str, variant: Variant) -> str:
     """float, int or bool: what a dtype class holds in a variant."""
-    if dtype == "number":
-        return str(variant.get(NUMBER_KIND, "float"))
+    if dtype in KINDS:
+        return str(variant.get(NUMBER_KIND, KINDS[dtype][0]))
     return {"int": "int", "i32": "int", "i64": "int", "bool": "bool"}.get(dtype, "float")
 
 
@@ -374,7 +377,7 @@ class _Inference:
 
     def _backward(self) -> tuple[list[Bound], list[Target]]:
         backward = self.op.backward
-        if backward is None or not backward.differentiable or self.variant.get(NUMBER_KIND, "float") == "int":
+        if backward is None or not backward.differentiable or self.variant.get(NUMBER_KIND, "float") != "float":
             return [], []
         self._add_cotangents()
         self._add_residuals(backward)
@@ -776,6 +779,14 @@ class _Inference:
         if not isinstance(kind, Name) or kind.id not in ("int", "float", "bool"):
             raise Fault(call.span, "wrong-arity", "`cast` takes a value and int, float or bool", "`cast(x, int)`")
         return self.builder.node("cast", (self.value(call.args[0]),), (kind.id,))
+
+    def _call_largest(self, call: Call) -> Node:
+        self._keywords(call)
+        (x,) = self._exactly(call, 1)
+        tensor = self.tensors.get(str(x.params[0])) if x.op == "read" else None
+        if tensor is None or tensor.kind != "float" or tensor.scalar:
+            raise Fault(call.args[0].span, "not-a-tensor", "`largest` takes a float tensor that is always there")
+        return self.builder.node("largest", (), (tensor.name,))
 
     def _exactly(self, call: Call, count: int) -> list[Node]:
         if len(call.args) != count:

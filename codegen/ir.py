@@ -261,10 +261,13 @@ def check(graph: Graph) -> None:
 # ---------------------------------------------------------------------------------------------- printing
 
 INFIX = {
-    "or": ("|", 5), "and": ("&", 6), "xor": ("^", 5), "add": ("+", 7), "sub": ("-", 7), "mul": ("*", 8), "div": ("/", 8),
-    "floordiv": ("//", 8), "mod": ("%", 8), "lt": ("<", 4), "le": ("<=", 4), "gt": (">", 4), "ge": (">=", 4),
-    "eq": ("==", 4), "ne": ("!=", 4),
+    "or": ("|", 5), "xor": ("^", 6), "and": ("&", 7), "shl": ("<<", 8), "shr": (">>", 8), "add": ("+", 9), "sub": ("-", 9),
+    "mul": ("*", 10), "div": ("/", 10), "floordiv": ("//", 10), "mod": ("%", 10), "lt": ("<", 4), "le": ("<=", 4),
+    "gt": (">", 4), "ge": (">=", 4), "eq": ("==", 4), "ne": ("!=", 4),
 }  # fmt: skip
+"""The sign of each infix operation and how tightly it binds, as in Python."""
+SIGN, POWER, ATOM = 11, 12, 14
+"""The levels of a sign before an operand, of `**`, and of what needs no parentheses anywhere."""
 
 
 def number(value: bool | int | float) -> str:
@@ -283,7 +286,7 @@ def spell(node: Node, names: dict[int, str] | None = None) -> str:
 
 def _spell(node: Node, names: dict[int, str]) -> tuple[str, int]:
     if node.serial in names:
-        return names[node.serial], 12
+        return names[node.serial], ATOM
     words = [_spell(a, names) for a in node.args]
     if node.op in INFIX:
         sign, level = INFIX[node.op]
@@ -291,16 +294,16 @@ def _spell(node: Node, names: dict[int, str]) -> tuple[str, int]:
         right = words[1][0] if words[1][1] > level else f"({words[1][0]})"
         return f"{left} {sign} {right}", level
     if node.op in ("neg", "not"):
-        inner = words[0][0] if words[0][1] >= 9 else f"({words[0][0]})"
-        return ("-" if node.op == "neg" else "~") + inner, 9
+        inner = words[0][0] if words[0][1] >= SIGN else f"({words[0][0]})"
+        return ("-" if node.op == "neg" else "~") + inner, SIGN
     if node.op == "pow":
-        left = words[0][0] if words[0][1] >= 11 else f"({words[0][0]})"
-        right = words[1][0] if words[1][1] >= 9 else f"({words[1][0]})"
-        return f"{left} ** {right}", 10
+        left = words[0][0] if words[0][1] > POWER else f"({words[0][0]})"
+        right = words[1][0] if words[1][1] >= SIGN else f"({words[1][0]})"
+        return f"{left} ** {right}", POWER
     if node.op == "const":
         text = number(node.params[0])
-        return text, 9 if text.startswith("-") else 12
-    return _call(node, [w[0] for w in words]), 12
+        return text, SIGN if text.startswith("-") else ATOM
+    return _call(node, [w[0] for w in words]), ATOM
 
 
 def _call(node: Node, words: list[str]) -> str:
@@ -308,6 +311,8 @@ def _call(node: Node, words: list[str]) -> str:
     match node.op:
         case "read":
             return str(p[0])
+        case "largest":
+            return f"largest({p[0]})"
         case "attr":
             return p[0] if p[2] is None else f"{p[0]}[{p[2]}]"
         case "size" | "index":

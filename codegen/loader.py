@@ -67,7 +67,7 @@ TENSOR_KEYS = (
     "arg",
     "differentiable",
 )
-ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps")
+ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps", "arg")
 _ROLES = {"inputs": "input", "params": "param", "buffers": "buffer", "state": "state", "outputs": "output"}
 _MISPLACED = {
     "scalar": (("input", "param"), ""),
@@ -673,9 +673,12 @@ class _OpReader:
         enum = self._words(value.get("enum"), "`enum`")
         default, all_axes = self._default(name, value.get("default"), enum)
         axis, keeps, size = (self._axis_words(value.get(key), key) for key in ("axis", "keeps", "size"))
+        public = self._scalar(value.get("arg"), "`arg`")
+        if public is not None and identifier_fault(public.text):
+            self.fault(public.span, "bad-name", identifier_fault(public.text))
         decl = AttrDecl(
             name.text, self._attr_type(value, default), name.span, default, enum, self._flag(value.get("optional")),
-            self._count(value.get("tuple")), size, axis, all_axes, keeps[0] if keeps else None,
+            self._count(value.get("tuple")), size, axis, all_axes, keeps[0] if keeps else None, public.text if public else "",
         )  # fmt: skip
         self._attr_rules(decl, value)
         return decl
@@ -993,10 +996,13 @@ class _OpReader:
                 "write formulas, `auto`, or `backward: not_differentiable`",
             )
         self._check_schedule(op, tree)
-        public = [t.arg for t in op.arguments] + [a.name for a in op.attrs]
-        for tensor in op.arguments:
-            if public.count(tensor.arg) > 1:
-                self.fault(tensor.span, "name-twice", f"two arguments are called `{tensor.arg}`")
+        public = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
+        for place, (name, span) in enumerate(public):
+            if name in [n for n, _ in public[:place]]:
+                self.fault(span, "name-twice", f"two arguments are called `{name}`")
+        if {"number", "integral"} <= {t.dtype for t in op.tensors}:
+            self.fault(op.span, "mixed-classes", f"`{op.name}` has tensors of class `number` and of class `integral`",
+                       "the tensors of such a class are all of one kind: choose one class")  # fmt: skip
 
     def _check_schedule(self, op: OpSpec, tree: Mapping) -> None:
         if op.schedule not in ("", "none", "pointwise"):
@@ -1012,7 +1018,7 @@ class _OpReader:
 
     def _public_names(self, op: OpSpec) -> None:
         taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor"}
-        named = [(t.arg, t.span) for t in op.arguments] + [(a.name, a.span) for a in op.attrs]
+        named = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
         for name, span in named:
             if name in taken:
                 self.fault(

@@ -15,13 +15,13 @@ import builtins
 import itertools
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from codegen.diagnostics import Report
-from codegen.ir import INFIX, Bound, Graph, Node, Target, number, spell, walk
+from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, spell, walk
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import OpSpec
@@ -32,6 +32,14 @@ _OWN = {"i", "mask", "n", "sizes", "tl", "triton", "start", "tile", "offset", "s
 _RESERVED = (
     _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
 )
+
+
+_KIND_TESTS = {
+    "float": "COMPUTE.is_floating()",
+    "int": "COMPUTE.is_int() and COMPUTE != tl.int1",
+    "bool": "COMPUTE == tl.int1",
+}
+"""Compile-time tests of what the numbers are that a kernel computes with."""
 
 
 _EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_at|_stride_\w+|_\d+|^c\d+)$")
@@ -119,25 +127,27 @@ class _Printer:
 
     def _print(self, node: Node) -> tuple[str, int]:
         if node.serial in self.names:
-            return self.names[node.serial], 12
+            return self.names[node.serial], ATOM
         if node.host and node.op != "const":
-            return self.owner.scalar(node, self.used), 12
+            return self.owner.scalar(node, self.used), ATOM
         if node.op == "const":
-            return self._constant(node, False), 9 if node.params[0] < 0 else 12
+            return self._constant(node, False), SIGN if node.params[0] < 0 else ATOM
         if node.op in ("replace",):
             return self._print(node.args[1])
         if node.op in ("stop_gradient", "expand", "sum_to"):
             return self._print(node.args[0])
         if node.op == "cast":
-            return self._cast(node), 12
+            return self._cast(node), ATOM
+        if node.op == "largest":
+            return f"largest({node.params[0]}_ptr, COMPUTE)", ATOM
         if node.op in ("neg", "not"):
             inner, level = self._print(node.args[0])
-            return ("-" if node.op == "neg" else "~") + (inner if level >= 9 else f"({inner})"), 9
+            return ("-" if node.op == "neg" else "~") + (inner if level >= SIGN else f"({inner})"), SIGN
         if node.op == "pow":
             return self._power(node)
-        if node.op in INFIX and node.op not in ("floordiv", "mod"):
+        if node.op in INFIX and TABLE[node.op].triton == INFIX[node.op][0]:
             return self._infix(node)
-        return self._function(TABLE[node.op].triton, node.args, node), 12
+        return self._function(TABLE[node.op].triton, node.args, node), ATOM
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -146,7 +156,7 @@ class _Printer:
             return text
         if node.op == "const":
             return number(float(node.params[0]))
-        return f"{text if level >= 12 else f'({text})'}.to(COMPUTE)"
+        return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)"
 
     def _constant(self, node: Node, argument: bool) -> str:
         value = node.params[0]
@@ -166,13 +176,13 @@ class _Printer:
         text, level = self._print(node)
         if user.kind != "float" or node.kind != "int" or node.host:
             return text, level
-        return f"{text if level >= 12 else f'({text})'}.to(COMPUTE)", 12
+        return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)", ATOM
 
     def _infix(self, node: Node) -> tuple[str, int]:
         sign, level = INFIX[node.op]
         words = [self._floated(a, node) for a in node.args]
         if node.op == "div" and self.owner.exact_division(node):
-            return self._function("math.divide", node.args, node), 12
+            return self._function("math.divide", node.args, node), ATOM
         left = words[0][0] if words[0][1] >= level + (level == 4) else f"({words[0][0]})"
         right = words[1][0] if words[1][1] > level else f"({words[1][0]})"
         return f"{left} {sign} {right}", level
@@ -181,17 +191,17 @@ class _Printer:
         base, exponent = node.args
         value = exponent.params[0] if exponent.op == "const" else None
         text, level = self._print(base)
-        if value in (2, 3, 4) and level == 12 and text.isidentifier():
-            return " * ".join([text] * int(value)), 8
+        if value in (2, 3, 4) and level == ATOM and text.isidentifier():
+            return " * ".join([text] * int(value)), INFIX["mul"][1]
         if value == 2:
-            return self._function("math.square", (base,), node), 12
+            return self._function("math.square", (base,), node), ATOM
         if value == 0.5:
-            return self._function("tl.sqrt", (base,), node), 12
+            return self._function("tl.sqrt", (base,), node), ATOM
         words = [
             f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, node)[0]
             for a in node.args
         ]
-        return f"{self.owner.use('math.pow')}({', '.join(words)})", 12
+        return f"{self.owner.use('math.pow')}({', '.join(words)})", ATOM
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node) -> str:
         return f"{self.owner.use(spelling)}({', '.join(self._argument(a, user) for a in args)})"
@@ -199,7 +209,7 @@ class _Printer:
     def _cast(self, node: Node) -> str:
         inner, level = self._print(node.args[0])
         target = {"float": "COMPUTE", "int": "tl.int32", "bool": "tl.int1"}[node.params[0]]
-        return f"{inner if level >= 12 else f'({inner})'}.to({target})"
+        return f"{inner if level >= ATOM else f'({inner})'}.to({target})"
 
 
 # ---------------------------------------------------------------------------------------------- one op
@@ -256,13 +266,14 @@ class _Lowering:
         if atom.kind in ("tensor", "cotangent"):
             used.asked[atom.name] = None
             return f"{atom.name}_ptr is {'not ' if True in values else ''}None"
+        if atom.kind == "number":
+            return " or ".join(_KIND_TESTS[str(v)] for v in values)
         name, expression = self._choice(atom)
         self.choices[name] = expression
         used.choices[name] = None
         if atom.kind == "enum":
             return " or ".join(f'{name} == "{v}"' for v in values)
-        wanted = "int" in values if atom.kind == "number" else True in values
-        return name if wanted else f"not {name}"
+        return name if True in values else f"not {name}"
 
     def _choice(self, atom: Atom) -> tuple[str, str]:
         match atom.kind:
@@ -270,8 +281,6 @@ class _Lowering:
                 return safe(atom.name), f'self.attrs["{atom.name}"]'
             case "attr":
                 return f"HAS_{atom.name.upper()}", f'self.attrs["{atom.name}"] is not None'
-            case "number":
-                return "INTEGER", "self.computes_integers"
         return condition_name(atom.key), python_condition(atom.key, self.op)
 
     # -------------------------------------------------------------------------------- merging variants
@@ -318,6 +327,8 @@ class _Lowering:
             return bodies[0]
         filled = sorted((p, b) for p, b in enumerate(bodies) if b)
         filled.sort(key=lambda pb: -len(pb[1]))
+        if len(parts) == 2 and len(filled) == 2 and self._tests(universe, parts[filled[0][0]], used).startswith("not "):
+            filled.reverse()
         out: list[str] = []
         left = list(universe)
         for place, (p, body) in enumerate(filled):
@@ -339,23 +350,37 @@ class _Lowering:
                 if [v for v in universe if all(v[a.key] in w for a, w in zip(chosen, wanted))] == part:
                     tests = [self.condition(a, w, used) for a, w in zip(chosen, wanted) if len(w) < len(a.values)]
                     return " and ".join(f"({t})" if " or " in t and len(tests) > 1 else t for t in tests)
+        rest = [v for v in universe if v not in part]
+        wanted = [[x for x in a.values if any(v[a.key] == x for v in rest)] for a in asked]
+        if [
+            v for v in universe if all(v[a.key] in w for a, w in zip(asked, wanted))
+        ] == rest:  # all but one combination
+            others = [(a, [x for x in a.values if x not in w]) for a, w in zip(asked, wanted)]
+            return " or ".join(self.condition(a, w, used) for a, w in others if w)
         words = [" and ".join(self.condition(a, [v[a.key]], used) for a in asked) for v in part]
         return " or ".join(f"({w})" for w in words)
 
     # -------------------------------------------------------------------------------- statements
 
-    def statements(self, graph: Graph, printer: _Printer, bindings: Iterable[Bound], roots: list[Node]) -> list[_Item]:
-        """The bindings that the roots need, as the spec has them; their names are known to the printer from then on."""
+    def statements(self, graph: Graph, printer: _Printer, bindings: Iterable[Bound], roots: list[Node],
+                   aliases: Collection[str]) -> list[_Item]:  # fmt: skip
+        """The bindings that the roots need, as the spec has them; their names are known to the printer from then on.
+
+        Args:
+            aliases: names that get a statement even where they only stand for another name.
+        """
         live = {n.serial for n in walk(roots)}
         out = []
         for bound in bindings:
             node = bound.node
-            if node.serial not in live or node.serial in printer.names or node.op in ("const", "stack"):
+            if node.serial not in live or node.op in ("const", "stack"):
                 continue
-            if node.host:
+            if (node.serial in printer.names or node.host) and bound.name not in aliases:
                 continue
             text = printer.text(node)
             name = self._local(bound.name)
+            if text == name:
+                continue
             printer.names[node.serial] = name
             comment = f"  # {bound.comment}" if bound.comment else ""
             above = tuple(f"# {c}" for c in bound.above)
@@ -418,20 +443,34 @@ class _Lowering:
                 if node.op in ("floor", "ceil", "round", "trunc", "lt", "le", "gt", "ge", "eq", "ne"):
                     self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
 
+    def _merged(self, graphs: Iterable[tuple[Variant, Graph]],
+                items: Callable[[Graph, _Printer, Collection[str]], list[_Item]]) -> tuple[_Used, list[str]]:  # fmt: skip
+        """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
+
+        A name that is another name in one variant (`low = x if min is None else ...`) is best set in both, so that what
+        follows stands once; unless the other name is what the rest of the formula speaks of.
+        """
+
+        def built(aliases: Collection[str]) -> tuple[_Used, list[str], set[str]]:
+            used = _Used()
+            bodies = {v: items(g, _Printer(self, g, used), aliases) for v, g in graphs}
+            named = {i.key[1] for body in bodies.values() for i in body if i.key[0] == "let"}
+            return used, self.merge(bodies, used), named
+
+        used, body, named = built(())
+        again, other, _ = built(named)
+        return (again, other) if len(other) < len(body) else (used, body)
+
     def _forward(self) -> KernelText:
-        used = _Used()
-        bodies = {}
-        for variant, graph in self.plan.graphs:
-            printer = _Printer(self, graph, used)
+        def items(graph: Graph, printer: _Printer, aliases: Collection[str]) -> list[_Item]:
             roots = [p for t in graph.outputs for p in _parts(t.node)]
-            items = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
-            items += self.statements(graph, printer, graph.bindings, roots)
+            out = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
+            out += self.statements(graph, printer, graph.bindings, roots, aliases)
             for target in graph.outputs:
-                items.append(
-                    _Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node)))
-                )
-            bodies[variant] = items
-        body = self.merge(bodies, used)
+                out.append(_Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
+            return out
+
+        used, body = self._merged(self.plan.graphs, items)
         params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
@@ -449,19 +488,17 @@ class _Lowering:
         ]
 
     def _backward(self) -> KernelText:
-        used = _Used()
-        bodies = {}
-        for variant, graph in self.plan.floats:
-            printer = _Printer(self, graph, used)
+        def items(graph: Graph, printer: _Printer, aliases: Collection[str]) -> list[_Item]:
             targets = [t for t in graph.gradients if t.node is not None]
             roots = [p for t in targets for p in _parts(stripped(t, graph))]
             bindings = (*graph.bindings, *graph.let)
-            items = self.loads(graph, printer, roots, self.plan.backward_reads, bindings)
-            items += self.statements(graph, printer, bindings, roots)
+            out = self.loads(graph, printer, roots, self.plan.backward_reads, bindings)
+            out += self.statements(graph, printer, bindings, roots, aliases)
             for target in targets:
-                items += self._gradient(graph, printer, target)
-            bodies[variant] = items
-        body = self.merge(bodies, used)
+                out += self._gradient(graph, printer, target)
+            return out
+
+        used, body = self._merged(self.plan.floats, items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
         self.present = tuple(n for n in used.asked if n not in self.plan.backward_reads)
         reads = self._read_params(self.plan.backward_reads) + [f"{n}_ptr" for n in self.present]

@@ -109,9 +109,16 @@ def _logic(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     kinds = {a.kind for a in args}
     if len(kinds) > 1 or "float" in kinds:
         raise TypeFault(
-            "logic-on-numbers", "`& | ~` take truth values", "compare first, in parentheses: `(a > 0) & (b > 0)`"
-        )
+            "logic-on-numbers", "`& | ^ ~` take truth values, or whole numbers",
+            "compare first, in parentheses: `(a > 0) & (b > 0)`; a power is `x ** 2`",
+        )  # fmt: skip
     return Type(args[0].kind, _union(args))
+
+
+def _shift(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
+    if any(a.kind != "int" for a in args):
+        raise TypeFault("shift-of-numbers", "`<<` and `>>` take whole numbers", "a power of two is `exp2(x)`")
+    return Type("int", _union(args))
 
 
 def _where(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
@@ -176,6 +183,16 @@ def _np_compare(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _np_floordiv(a: Any, b: Any) -> Any:
     return np.floor_divide(a, b)
+
+
+def _np_shl(x: Any, n: Any) -> Any:
+    n = np.asarray(n)
+    return np.where((n >= 0) & (n < 64), np.left_shift(x, np.clip(n, 0, 63)), 0)
+
+
+def _np_shr(x: Any, n: Any) -> Any:
+    n = np.asarray(n)
+    return np.right_shift(x, np.where((n >= 0) & (n < 63), n, 63))
 
 
 # ---------------------------------------------------------------------------------------------- mpmath meaning
@@ -339,7 +356,13 @@ _ROWS = (
     _row("ne", 2, _compare, _np_compare(np.not_equal), lambda a, b: a != b, "!=", listed=False),
     _row("and", 2, _logic, np.bitwise_and, lambda a, b: a and b, "&", listed=False),
     _row("or", 2, _logic, np.bitwise_or, lambda a, b: a or b, "|", listed=False),
+    _row("xor", 2, _logic, np.bitwise_xor, lambda a, b: a != b, "^", listed=False),
     _row("not", 1, _logic, np.invert, lambda a: not a, "~", listed=False),
+    _row("shl", 2, _shift, _np_shl, lambda x, n: x * 2**n if n >= 0 else 0, "math.shift_left", listed=False,
+         edges="0 where the shift is negative or not below the width"),
+    _row("shr", 2, _shift, _np_shr, lambda x, n: mpmath.floor(x / 2**n) if n >= 0 else (-1 if x < 0 else 0),
+         "math.shift_right", listed=False,
+         edges="arithmetic; all sign bits where the shift is negative or not below the width"),
     # steps and signs
     _row("abs", 1, _arith, np.abs, _lifted(abs), "tl.abs",
          _times(lambda b, x, y: b.op("sign", x)), analytic=False, doc="|x|", edges="derivative 0 at 0"),
@@ -540,6 +563,7 @@ RULES: dict[str, TypeRule] = {
     "read": lambda b, a, p: Type(p[1], frozenset(p[2])),
     "attr": lambda b, a, p: Type(p[1]),
     "size": lambda b, a, p: Type("int"),
+    "largest": lambda b, a, p: Type("float"),
     "index": lambda b, a, p: Type("int", frozenset(p)),
     "cast": lambda b, a, p: Type(p[0], a[0].axes),
     "expand": lambda b, a, p: Type(a[0].kind, a[0].axes | frozenset(p)),

@@ -64,6 +64,7 @@ def _pointwise(node: Node) -> bool:
         "read",
         "attr",
         "size",
+        "largest",
         "stack",
         "cast",
         "expand",
@@ -192,6 +193,8 @@ def _exact_one(node: Node, args: list[Any], env: Env, index: tuple[int, ...]) ->
             return args[index[env.order.index(node.params[0])]]
         case "replace":
             return args[1]
+        case "largest":
+            return mpmath.mpf(F32_MAX)
         case "const" | "attr" | "size":
             value = evaluate([node], env)[node.serial].ravel()[0]
             return bool(value) if node.kind == "bool" else mpmath.mpf(float(value))

@@ -19,7 +19,7 @@ from codegen.spec import OpSpec
 from codegen.variants import Variant
 from codegen.verify import Verdict
 
-_FREE = ("const", "read", "attr", "size", "cast", "expand", "replace", "stop_gradient", "stack", "at")
+_FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
 
 
 @dataclass(frozen=True)

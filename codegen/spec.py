@@ -18,7 +18,7 @@ PACK = "..."
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTS = ("i32", "i64")
-DTYPE_CLASSES = ("float", "int", "bool", "number", "any", "compute")
+DTYPE_CLASSES = ("float", "int", "bool", "number", "integral", "any", "compute")
 DTYPES = (*DTYPE_CLASSES, *FLOATS, *INTS)
 
 # ---------------------------------------------------------------------------------------------- formulas
@@ -237,6 +237,12 @@ class AttrDecl:
     all_axes: bool = False
     """`default: all` of an axis attr over a pack."""
     keeps: str | None = None
+    arg: str = ""
+    """The public name of the argument, where it is not the attr's own."""
+
+    @property
+    def public(self) -> str:
+        return self.arg or self.name
 
 
 @dataclass(frozen=True)
@@ -351,7 +357,8 @@ class OpSpec:
 
 # ---------------------------------------------------------------------------------------------- spelling
 
-_PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "&": 6, "+": 7, "-": 7, "*": 8, "/": 8, "//": 8, "%": 8}
+_PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "^": 6, "&": 7, "<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10,
+               "//": 10, "%": 10}  # fmt: skip
 
 
 def spell(expr: Expr) -> str:
@@ -362,26 +369,26 @@ def spell(expr: Expr) -> str:
 def _spell(expr: Expr) -> tuple[str, int]:
     match expr:
         case Number(_, text, _):
-            return text, 12
+            return text, 14
         case Text(value, _):
-            return f'"{value}"', 12
+            return f'"{value}"', 14
         case Name(id, _):
-            return id, 12
+            return id, 14
         case Dots():
-            return "...", 12
+            return "...", 14
         case Item(name, index, _):
-            return f"{name.id}[{index}]", 12
+            return f"{name.id}[{index}]", 14
         case IsNone(name, negated, _):
             return f"{name.id} is {'not ' if negated else ''}None", 4
         case Call():
             words = [spell(a) for a in expr.args] + [f"{k.name}={spell(k.value)}" for k in expr.keywords]
-            return f"{expr.func}({', '.join(words)})", 12
+            return f"{expr.func}({', '.join(words)})", 14
         case Unary("not", operand, _):
             return f"not {_wrapped(operand, 3)}", 3
         case Unary(op, operand, _):
-            return f"{op}{_wrapped(operand, 9)}", 9
+            return f"{op}{_wrapped(operand, 11)}", 11
         case Binary("**", left, right, _):
-            return f"{_wrapped(left, 11)} ** {_wrapped(right, 9)}", 10
+            return f"{_wrapped(left, 13)} ** {_wrapped(right, 11)}", 12
         case Binary(op, left, right, _) | Logic(op, left, right, _):
             level = _PRECEDENCE[op]
             return f"{_wrapped(left, level)} {op} {_wrapped(right, level + 1)}", level

@@ -72,6 +72,8 @@ def has(name: str) -> str:
 
 
 NUMBER_KIND = "kind of number"
+KINDS: dict[str, tuple[Value, ...]] = {"number": ("float", "int"), "integral": ("int", "bool")}
+"""What tensors of a class of several kinds hold, all of them the same."""
 
 
 def conditions(op: OpSpec) -> Iterator[Expr]:
@@ -130,8 +132,9 @@ def atoms(op: OpSpec, report: Report) -> tuple[Atom, ...]:
     if len(cotangents) > 1 and op.backward is not None and op.backward.differentiable:
         for name in cotangents:
             found[has(f"d{name}")] = Atom(has(f"d{name}"), "cotangent", f"d{name}", (True, False))
-    if any(t.dtype == "number" for t in op.tensors):
-        found[NUMBER_KIND] = Atom(NUMBER_KIND, "number", "", ("float", "int"))
+    for dtype, kinds in KINDS.items():
+        if any(t.dtype == dtype for t in op.tensors):
+            found[NUMBER_KIND] = Atom(NUMBER_KIND, "number", "", kinds)
     for cond in conditions(op):
         for atom in _atoms_of(cond, op, report):
             found.setdefault(atom.key, atom)

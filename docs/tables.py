@@ -29,17 +29,18 @@ _OPERANDS = ("x", "y")
 _SPELLING = {
     "add": "x + y", "sub": "x - y", "mul": "x * y", "div": "x / y", "floordiv": "x // y", "mod": "x % y",
     "pow": "x ** y", "neg": "-x", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "eq": "x == y",
-    "ne": "x != y", "and": "x & y", "or": "x | y", "not": "~x",
+    "ne": "x != y", "and": "x & y", "or": "x | y", "xor": "x ^ y", "not": "~x", "shl": "x << y", "shr": "x >> y",
 }  # fmt: skip
 _MEANING = {
     "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "floor of the quotient of ints",
-    "mod": "remainder of `x / y` rounded down", "pow": "power", "neg": "negative", "and": "both", "or": "either", "not": "not",
+    "mod": "remainder of `x / y` rounded down", "pow": "power", "neg": "negative", "and": "both, of ints bit by bit", "or": "either, of ints bit by bit", "xor": "exactly one, of ints bit by bit",
+    "not": "not, of ints bit by bit", "shl": "bits moved up", "shr": "bits moved down, the sign staying",
     "lt": "less", "le": "less or equal", "gt": "greater", "ge": "greater or equal", "eq": "equal", "ne": "unequal",
 }  # fmt: skip
 _NAMES = {"where": "condition, a, b", "clamp": "x, low, high"}
 _KINDS = {
     "_arith": "number", "_float": "float", "_integral": "number", "_power": "number", "_compare": "bool",
-    "_predicate": "bool", "_logic": "bool", "_where": "any",
+    "_predicate": "bool", "_logic": "bool or int", "_shift": "int", "_where": "any",
 }  # fmt: skip
 
 

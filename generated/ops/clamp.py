@@ -29,16 +29,13 @@ def clamp_forward(
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if HAS_MIN:
         low = tl.where(x < min_, min_, x)
-    if not HAS_MIN and HAS_MAX:
-        y = tl.where(x > max_, max_, x)
-    elif HAS_MAX:
-        y = tl.where(low > max_, max_, low)
-    if not HAS_MIN and not HAS_MAX:
-        tl.store(y_ptr + i, x, mask=mask)
-    elif HAS_MAX:
-        tl.store(y_ptr + i, y, mask=mask)
     else:
-        tl.store(y_ptr + i, low, mask=mask)
+        low = x
+    if HAS_MAX:
+        y = tl.where(low > max_, max_, low)
+    else:
+        y = low
+    tl.store(y_ptr + i, y, mask=mask)
 
 
 @triton.jit
@@ -49,19 +46,17 @@ def clamp_backward(
     i, mask = tile(n, WIDE, BLOCK)
     max_ = scalar(max_, COMPUTE)
     min_ = scalar(min_, COMPUTE)
-    if (not HAS_MIN and HAS_MAX) or (HAS_MIN and not HAS_MAX) or (HAS_MIN and HAS_MAX):
+    if HAS_MIN or HAS_MAX:
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     if HAS_MIN:
         above = tl.where(x >= min_, dy, 0)
-    if not HAS_MIN and not HAS_MAX:
-        tl.store(dx_ptr + i, dy, mask=mask)
-    elif not HAS_MIN:
-        tl.store(dx_ptr + i, tl.where(x <= max_, dy, 0), mask=mask)
-    elif not HAS_MAX:
-        tl.store(dx_ptr + i, above, mask=mask)
     else:
+        above = dy
+    if HAS_MAX:
         tl.store(dx_ptr + i, tl.where(x <= max_, above, 0), mask=mask)
+    else:
+        tl.store(dx_ptr + i, above, mask=mask)
 
 
 class Clamp(PointwiseOp):

@@ -232,3 +232,20 @@ def erf(x):
     p = p * z + 1.1283791670955126
     far = 1.0 - erfc(tl.abs(x))
     return tl.where(tl.abs(x) < 1.0, x * p, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def shift_left(x, n):
+    """x << n; 0 where n is negative or not below the width, as in torch."""
+    width: tl.constexpr = (x + n).dtype.primitive_bitwidth
+    x = x.to((x + n).dtype)
+    inside = (n >= 0) & (n < width)
+    return tl.where(inside, x << tl.where(inside, n, 0), 0)
+
+
+@triton.jit
+def shift_right(x, n):
+    """x >> n with the sign; all sign bits where n is negative or not below the width, as in torch."""
+    last: tl.constexpr = (x + n).dtype.primitive_bitwidth - 1
+    x = x.to((x + n).dtype)
+    return x >> tl.where((n >= 0) & (n < last), n, last)

@@ -29,6 +29,7 @@ _CLASSES = {
     "int": INTS,
     "bool": ("bool",),
     "number": FLOATS + INTS,
+    "integral": (*INTS, "bool"),
     "any": (*FLOATS, *INTS, "bool"),
     "compute": FLOATS,
 }
@@ -133,6 +134,9 @@ class RuntimeOp:
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
+    named: ClassVar[Mapping[str, str]] = {}
+    """Public names of attrs, where they are not their own."""
+
     _plans: ClassVar[dict[Any, Plan]]
 
     def __init__(self, **attrs: Any) -> None:
@@ -155,6 +159,7 @@ class RuntimeOp:
         """Raises TypeError where an attr is of another kind, ValueError where it is not among its choices."""
         for name, kind in self.kinds.items():
             value = self.attrs[name]
+            name = self.named.get(name, name)
             if isinstance(kind, tuple):
                 if value not in kind:
                     raise ValueError(f"{self.name}: `{name}` is {value!r}; choices: {', '.join(kind)}")
@@ -326,8 +331,13 @@ class PointwiseOp(RuntimeOp):
                 raise TypeError(f"{self.name}: `{tensor.public}` is {value.dtype}; it takes {', '.join(tensor.dtypes)}")
 
     def _result_dtype(self, given: Mapping[str, Given], voters: Sequence[Tensor]) -> str:
-        """torch's promotion: tensors with dims, then 0-d tensors, then numbers, each only by a higher category."""
-        metas = [m for t in voters if t.dtype != "bool" and isinstance(m := given.get(t.name), Meta)]
+        """torch's promotion: tensors with dims, then 0-d tensors, then numbers, each only by a higher category.
+
+        Masks, and tensors of one declared dtype, have no vote; of class `int` only where there is nothing else.
+        """
+        voters = [t for t in voters if t.dtype not in ("bool", *INTS)]
+        voters = [t for t in voters if t.dtype != "int"] or voters
+        metas = [m for t in voters if isinstance(m := given.get(t.name), Meta)]
         numbers = [v for t in voters if isinstance(v := given.get(t.name), (int, float))]
         result = ""
         for group in ([m.dtype for m in metas if m.shape], [m.dtype for m in metas if not m.shape]):
@@ -341,8 +351,7 @@ class PointwiseOp(RuntimeOp):
         return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
 
     def _compute_dtype(self, given: Mapping[str, Given]) -> str:
-        kinds = [t for t in self.tensors if t.dtype not in ("bool", "int", *INTS)]
-        result = self._result_dtype(given, [t for t in kinds if t.dtype != "bool"])
+        result = self._result_dtype(given, self.tensors)
         if result in (*INTS, "bool"):
             return result
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
@@ -351,7 +360,10 @@ class PointwiseOp(RuntimeOp):
     def _check_integral(self, compute: str, given: Mapping[str, Given]) -> None:
         """In integers a number must be whole, and exact in the float64 that carries it: nothing is rounded in silence."""
         public = {t.name: t.public for t in self.tensors}
-        numbers = [*self.attrs.items(), *((public[n], v) for n, v in given.items() if n in public)]
+        numbers = [
+            *((self.named.get(n, n), v) for n, v in self.attrs.items()),
+            *((public[n], v) for n, v in given.items() if n in public),
+        ]
         most = 2**31 if compute == "i32" else 2**53
         for name, value in numbers:
             if isinstance(value, (int, float)) and not float(value).is_integer():
@@ -362,8 +374,10 @@ class PointwiseOp(RuntimeOp):
                 )
 
     def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
-        if tensor.dtype in ("float", "number", "any"):
-            return self._result_dtype(given, [t for t in self.inputs if t.dtype not in ("bool", "int", *INTS)])
+        if tensor.dtype in ("float", "number", "integral", "any"):
+            return self._result_dtype(given, self.inputs)
+        if tensor.dtype == "int" and any(t.dtype == "int" for t in self.inputs):
+            return self._result_dtype(given, [t for t in self.inputs if t.dtype == "int"])
         return compute if tensor.dtype == "compute" else {"int": "i64"}.get(tensor.dtype, tensor.dtype)
 
     # -------------------------------------------------------------------------------- shapes

@@ -46,7 +46,10 @@ class Case:
         stretching = [t for t in self.tensors if t.broadcast]
         self.layouts = (*_SHAPES, *_LAYOUTS, *(_BROADCASTS if len(stretching) > 1 else ()))
         kinds = {t.dtype for t in self.tensors}
-        self.dtypes = ("f16", "bf16", "f32", "f64", *(INTS if kinds & {"number", "any"} else ()))
+        self.dtypes: tuple[str, ...] = FLOATS if kinds & {"float", "number", "any"} else ()
+        self.dtypes += INTS if kinds & {"number", "any", "integral"} or not self.dtypes else ()
+        self.dtypes += ("bool",) if kinds & {"any", "integral"} else ()
+        self.usual = "f64" if "f64" in self.dtypes else "i64"
 
     # -------------------------------------------------------------------------------- inputs
 
@@ -61,9 +64,9 @@ class Case:
 
     def _values(self, tensor: Tensor, shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        if tensor.dtype == "bool":
+        if "bool" in (tensor.dtype, dtype) and "bool" in tensor.dtypes:
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
-        if tensor.dtype in ("int", *INTS) or (dtype in INTS and tensor.dtype in ("number", "any")):
+        if tensor.dtype in ("int", *INTS) or (dtype in INTS and dtype in tensor.dtypes):
             low, high = self.domains.get(tensor.name, (-9, 9))
             whole = torch.randint(int(max(low, -9)), int(min(high, 9)) + 1, shape, generator=generator)
             kind = tensor.dtype if tensor.dtype in INTS else dtype if dtype in INTS else "i64"
@@ -78,8 +81,9 @@ class Case:
             drawn = high - drawn.abs() - 0.05
         return drawn.to(DEVICE, TORCH[dtype])
 
-    def inputs(self, layout: str, dtype: str = "f64") -> dict[str, Any]:
+    def inputs(self, layout: str, dtype: str = "") -> dict[str, Any]:
         """Arguments by the spec's names, in a layout; leaves, so that gradients can be asked of them."""
+        dtype = dtype or self.usual
         out = {}
         for k, tensor in enumerate(self.tensors):
             out[tensor.name] = self._laid_out(tensor, k, layout, dtype)
@@ -119,7 +123,7 @@ class Case:
         return out if isinstance(out, tuple) else (out,)
 
     def _attrs(self, given: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(attrs)
+        return {self.op.named.get(n, n): v for n, v in attrs.items()}
 
     # -------------------------------------------------------------------------------- checks
 
@@ -148,13 +152,14 @@ class Case:
     def dtype(self, dtype: str, attrs: Mapping[str, Any]) -> None:
         """Forward and gradients in one dtype, in every layout, against float64 on the same numbers."""
         for layout in self.layouts:
-            if dtype in INTS:
+            if dtype not in FLOATS:
                 self._integers(dtype, layout, attrs)
             else:
                 self._floats(dtype, layout, attrs)
 
     def _integers(self, dtype: str, layout: str, attrs: Mapping[str, Any]) -> None:
-        attrs = {n: int(v) if isinstance(v, float) and math.isfinite(v) else v for n, v in attrs.items()}
+        if dtype != "bool":
+            attrs = {n: int(v) if isinstance(v, float) and math.isfinite(v) else v for n, v in attrs.items()}
         given = self.inputs(layout, dtype)
         results = self.call(given, attrs)
         if self.reference is not None:
@@ -289,7 +294,9 @@ class Case:
 
     def _all_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {t.public for t in self.tensors}
-        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items() if n not in arguments}
+        own = {public: name for name, public in self.op.named.items()}
+        parameters = inspect.signature(self.function).parameters
+        defaults = {own.get(n, n): p.default for n, p in parameters.items() if n not in arguments}
         return {**defaults, **attrs}
 
     def parameters(self) -> None:

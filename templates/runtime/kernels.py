@@ -17,6 +17,19 @@ def scalar(value, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def largest(ptr, COMPUTE: tl.constexpr):
+    """The largest finite number of the dtype that a tensor is stored in."""
+    if ptr.dtype.element_ty == tl.float16:
+        return tl.full((), 65504.0, COMPUTE)
+    elif ptr.dtype.element_ty == tl.bfloat16:
+        return tl.full((), 3.3895313892515355e38, COMPUTE)
+    elif ptr.dtype.element_ty == tl.float32:
+        return tl.full((), 3.4028234663852886e38, COMPUTE)
+    else:
+        return tl.full((), 1.7976931348623157e308, COMPUTE)
+
+
+@triton.jit
 def tile(n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """The linear indices of this program, and which of them exist."""
     pid = tl.program_id(0)

@@ -88,7 +88,7 @@ REFUSED = {
     "lambda x: x": ("not-in-language", 1), "(y := x)": ("not-in-language", 2), "f'{x}'": ("not-in-language", 1), "f(*x)": ("not-in-language", 3),
     "f(**x)": ("not-in-language", 1), "f(x)(y)": ("not-in-language", 1), "x[0:1]": ("not-in-language", 1), "x[i]": ("not-in-language", 1),
     "x[-1]": ("not-in-language", 1), "x[True]": ("not-in-language", 1), "x, y": ("not-in-language", 1), "{x}": ("not-in-language", 1),
-    "[i for i in x]": ("not-in-language", 1), "a @ b": ("not-in-language", 1), "a ^ 2": ("not-in-language", 1), "a << 2": ("not-in-language", 1),
+    "[i for i in x]": ("not-in-language", 1), "a @ b": ("not-in-language", 1),
     "+x": ("not-in-language", 1), "a in b": ("not-in-language", 1), "a is b": ("not-in-language", 1), "2 is None": ("not-in-language", 1),
     "x == None": ("not-in-language", 6), "1j * x": ("not-in-language", 1), "b'a'": ("not-in-language", 1), "'a' 'b'": ("not-in-language", 1),
     "kind == 'a b'": ("not-in-language", 9), "kind == '\\x61'": ("not-in-language", 9), "yield x": ("syntax-error", 1), "await x": ("not-in-language", 1),
@@ -130,7 +130,7 @@ def test_parentheses_make_the_trap_good() -> None:
 
 
 HINTS = {
-    "x ? 1 + 2": "where(a, b, c)", "a && b": "`&`", "!a": "`~`", "a ^ 2": "`x ** 2`", "a @ b": "dot(a, b, K)", "x.sum(N)": "sum(x, N)",
+    "x ? 1 + 2": "where(a, b, c)", "a && b": "`&`", "!a": "`~`", "a @ b": "dot(a, b, K)", "x.sum(N)": "sum(x, N)",
     "torch.exp(x)": "functions have plain names", "x[i]": "at(x, N=i)", "x == None": "x is None", "x * class": "`class` is a Python keyword", "y = x": "without `name =`",
 }  # fmt: skip
 

@@ -18,7 +18,8 @@ from codegen.spec import Dim, Factor
 HERE = Span("table", 1, 1)
 PACK = (Dim("pack", (Factor("...", None, HERE),), HERE),)
 POINTS = [-7.5, -3.0, -2.0, -1.0, -0.75, -0.1, -1e-8, 0.0, 1e-8, 0.1, 0.5, 1.0, 2.0, 3.0, 4.25, 20.0]
-ELEMENTWISE = [r for r in TABLE.values() if r.rule is not RULES["and"] and r.name != "floordiv"]
+_WHOLE = ("floordiv", "shl", "shr")
+ELEMENTWISE = [r for r in TABLE.values() if r.rule is not RULES["and"] and r.name not in _WHOLE]
 
 
 def values(row: Primitive) -> list[np.ndarray]:
@@ -55,6 +56,22 @@ def test_float64_meaning_is_mpmaths(row: Primitive) -> None:
                 assert abs(mpmath.mpf(float(have)) - want) <= 4e-15 * (abs(want) + 1e-300) + 1e-16 * (
                     row.name in ("sin", "cos")
                 ), (row.name, args, want, have)
+
+
+def _python(name: str, x: int, n: int) -> int:
+    """What Python says; of shifts, in 64 bits, and as torch says beyond them."""
+    if name == "floordiv":
+        return x // n
+    if name == "shl":
+        return ((x << n) + 2**63) % 2**64 - 2**63 if 0 <= n < 64 else 0
+    return x >> (n if 0 <= n < 64 else 63)
+
+
+@pytest.mark.parametrize("name", _WHOLE)
+def test_whole_meaning_is_pythons(name: str) -> None:
+    for x in (-9, -2, -1, 0, 1, 3, 12):
+        for n in (-70, -3, -1, 1, 2, 7, 62, 63, 64, 200):
+            assert int(TABLE[name].numpy(np.array([x]), np.array([n]))[0]) == _python(name, x, n), (x, n)
 
 
 @pytest.mark.parametrize("row", [r for r in TABLE.values() if r.vjp is not None], ids=lambda r: r.name)
