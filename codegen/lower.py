@@ -27,7 +27,7 @@ from codegen.schedule import OpPlan, stripped
 from codegen.spec import OpSpec
 from codegen.variants import Atom, Variant, atoms
 
-_OWN = {"i", "mask", "n", "sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
+_OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
         "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part"}  # fmt: skip
 _RESERVED = (
     _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
@@ -108,6 +108,8 @@ class _Used:
     choices: dict[str, None] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)
     """Tensors whose presence is asked."""
+    coarse: bool = False
+    """Whether a call takes its cheaper form where the results are stored in half precision."""
 
 
 # ---------------------------------------------------------------------------------------------- expressions
@@ -116,8 +118,8 @@ class _Used:
 class _Printer:
     """Prints the nodes of one variant as Triton."""
 
-    def __init__(self, owner: _Lowering, graph: Graph, used: _Used) -> None:
-        self.owner, self.graph, self.used = owner, graph, used
+    def __init__(self, owner: _Lowering, graph: Graph, used: _Used, exacting: Collection[str]) -> None:
+        self.owner, self.graph, self.used, self.exacting = owner, graph, used, exacting
         self.names: dict[int, str] = {}
         for tensor in graph.tensors.values():
             self.names[graph.builder.read(tensor).serial] = safe(tensor.name)
@@ -147,7 +149,7 @@ class _Printer:
             return self._power(node)
         if node.op in INFIX and TABLE[node.op].triton == INFIX[node.op][0]:
             return self._infix(node)
-        return self._function(TABLE[node.op].triton, node.args, node), ATOM
+        return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -201,10 +203,18 @@ class _Printer:
             f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, node)[0]
             for a in node.args
         ]
+        words += ["HALF"] if self._coarse(node) else []
         return f"{self.owner.use('math.pow')}({', '.join(words)})", ATOM
 
-    def _function(self, spelling: str, args: Sequence[Node], user: Node) -> str:
-        return f"{self.owner.use(spelling)}({', '.join(self._argument(a, user) for a in args)})"
+    def _function(self, spelling: str, args: Sequence[Node], user: Node, coarse: bool = False) -> str:
+        words = [self._argument(a, user) for a in args] + (["HALF"] if coarse else [])
+        return f"{self.owner.use(spelling)}({', '.join(words)})"
+
+    def _coarse(self, node: Node) -> bool:
+        """Whether the call may take its cheaper form; then the kernel is told when."""
+        coarse = TABLE[node.op].coarse and spell(node) not in self.exacting
+        self.used.coarse |= coarse
+        return coarse
 
     def _cast(self, node: Node) -> str:
         inner, level = self._print(node.args[0])
@@ -443,7 +453,7 @@ class _Lowering:
                 if node.op in ("floor", "ceil", "round", "trunc", "lt", "le", "gt", "ge", "eq", "ne"):
                     self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
 
-    def _merged(self, graphs: Iterable[tuple[Variant, Graph]],
+    def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
                 items: Callable[[Graph, _Printer, Collection[str]], list[_Item]]) -> tuple[_Used, list[str]]:  # fmt: skip
         """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
 
@@ -453,7 +463,7 @@ class _Lowering:
 
         def built(aliases: Collection[str]) -> tuple[_Used, list[str], set[str]]:
             used = _Used()
-            bodies = {v: items(g, _Printer(self, g, used), aliases) for v, g in graphs}
+            bodies = {v: items(g, _Printer(self, g, used, exacting), aliases) for v, g in graphs}
             named = {i.key[1] for body in bodies.values() for i in body if i.key[0] == "let"}
             return used, self.merge(bodies, used), named
 
@@ -470,7 +480,7 @@ class _Lowering:
                 out.append(_Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
             return out
 
-        used, body = self._merged(self.plan.graphs, items)
+        used, body = self._merged(self.plan.graphs, self.plan.exacting[0], items)
         params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
@@ -498,7 +508,7 @@ class _Lowering:
                 out += self._gradient(graph, printer, target)
             return out
 
-        used, body = self._merged(self.plan.floats, items)
+        used, body = self._merged(self.plan.floats, self.plan.exacting[1], items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
         self.present = tuple(n for n in used.asked if n not in self.plan.backward_reads)
         reads = self._read_params(self.plan.backward_reads) + [f"{n}_ptr" for n in self.present]
@@ -611,8 +621,8 @@ class _Lowering:
     ) -> KernelText:
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
         every = [
-            *params, "sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
-            "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", *blocks,
+            *params, "sizes", "patch_sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
+            *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", *blocks,
         ]  # fmt: skip
         if "BLOCK: tl.constexpr" in blocks:
             return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))

@@ -49,6 +49,8 @@ class Primitive:
     edges: str = ""
     listed: bool = True
     """Whether authors write it by name (operators are spelled by their sign)."""
+    coarse: bool = False
+    """Whether its Triton function has a cheaper form for results in half precision, chosen by a last parameter `HALF`."""
     neighbour: str = ""
     """A function that is easily mistaken for it: what mutation tests try in its place."""
 

@@ -44,10 +44,10 @@ def check_safety(op: OpSpec, variant: Variant, graph: Graph, report: Report) -> 
         for t in (*graph.outputs, *graph.gradients)
         if t.node is not None and t.node.kind == "float"
     ]
-    if not all(_pointwise(n) for _, node, _ in targets for n in walk([node])):
+    if not all(pointwise(n) for _, node, _ in targets for n in walk([node])):
         return
     try:
-        env64, env32 = _grids(op, variant, graph)
+        env64, env32 = grids(op, variant, graph)
     except NoSample:
         return
     roots = [node for _, node, _ in targets]
@@ -56,7 +56,8 @@ def check_safety(op: OpSpec, variant: Variant, graph: Graph, report: Report) -> 
         _check(op, variant, graph, name, node, span, (low, high), env64, report)
 
 
-def _pointwise(node: Node) -> bool:
+def pointwise(node: Node) -> bool:
+    """Whether one element of the node comes of one element of each operand."""
     if node.op == "at":
         return node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:])
     return node.op in TABLE or node.op in (
@@ -74,7 +75,7 @@ def _pointwise(node: Node) -> bool:
     )
 
 
-def _grids(op: OpSpec, variant: Variant, graph: Graph) -> tuple[Env, Env]:
+def grids(op: OpSpec, variant: Variant, graph: Graph) -> tuple[Env, Env]:
     """Every float input over stratified floats along one long axis, the others beside it moderate or stratified too."""
     sampler = Sampler(op, variant, graph, 7)
     base = sampler.draw("normal")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, Tensor, walk
+from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.spec import OpSpec
 from codegen.variants import Variant
@@ -39,6 +40,8 @@ class OpPlan:
     summed: tuple[str, ...]
     """Those that can be broadcast, or lack axes: their gradient may be a sum."""
     residuals: tuple[str, ...]
+    exacting: tuple[frozenset[str], frozenset[str]]
+    """Calls of the forward and of the backward kernel that keep full precision where results are stored in half."""
 
     @property
     def name(self) -> str:
@@ -93,7 +96,18 @@ def _pointwise(verdict: Verdict) -> OpPlan:
         tuple(n for n in names if n in forward), reads, gradients,
         tuple(n for n in gradients if _may_sum(op, graph, n, sliced)),
         tuple(n for n in reads if not (n.startswith("d") and any(n == f"d{o.name}" for o in op.outputs))),
+        (_exacting(op, verdict.graphs, False), _exacting(op, verdict.graphs, True)),
     )  # fmt: skip
+
+
+def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: bool) -> frozenset[str]:
+    """Over all variants: a statement that they share has one text."""
+    found: frozenset[str] = frozenset()
+    for variant, graph in graphs:
+        targets = [t for t in (graph.gradients if backward else graph.outputs) if t.node is not None]
+        roots = [stripped(t, graph) if backward else t.node for t in targets]
+        found |= exacting(op, variant, graph, [r for r in roots if r is not None])
+    return found
 
 
 def _reads(nodes: Iterable[Node | None]) -> set[str]:

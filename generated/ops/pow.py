@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @triton.jit
 def pow_forward(
     x_ptr, x_strides, x_number: tl.float64, exponent_ptr, exponent_strides, exponent_number: tl.float64, y_ptr,
-    sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
     if x_ptr is None:
         x = scalar(x_number, COMPUTE)
     else:
@@ -40,11 +40,11 @@ def pow_forward(
 @triton.jit
 def pow_backward(
     x_ptr, x_strides, x_number: tl.float64, exponent_ptr, exponent_strides, exponent_number: tl.float64, dy_ptr,
-    dy_strides, dx_ptr, dx_sum_ptr, dexponent_ptr, dexponent_sum_ptr, sizes, kept_sizes, kept_strides,
+    dy_strides, dx_ptr, dx_sum_ptr, dexponent_ptr, dexponent_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides,
     reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dexponent_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)

@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 
 @triton.jit
 def sign_forward(
-    x_ptr, x_strides, y_ptr, sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     y = sign_(x)
     tl.store(y_ptr + i, y, mask=mask)
 
 
 @triton.jit
-def sign_backward(dx_ptr, sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    i, mask = tile(n, WIDE, BLOCK)
+def sign_backward(
+    dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @triton.jit
 def sub_forward(
-    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, n: tl.int64,
+    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, patch_sizes, n: tl.int64,
     alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
     alpha = scalar(alpha, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
@@ -36,12 +36,12 @@ def sub_forward(
 
 @triton.jit
 def sub_backward(
-    dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, kept_sizes, kept_strides,
-    reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, c1: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes,
+    kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
+    c1: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     c1 = scalar(c1, COMPUTE)
-    k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)

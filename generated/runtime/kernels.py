@@ -30,13 +30,29 @@ def largest(ptr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def tile(n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The linear indices of this program, and which of them exist."""
+def tile(n, patch_sizes, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The linear indices of this program, and which of them exist: BLOCK in a row, or a square patch.
+
+    A patch serves tensors whose memory runs along different dims: each is read in whole sectors. `patch_sizes` are the
+    extents of the dim along which another tensor is dense, of what lies between, and of the last dim.
+    """
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    i = pid * BLOCK + tl.arange(0, BLOCK)
-    return i, i < n
+    k = tl.arange(0, BLOCK)
+    if patch_sizes is None:
+        i = pid * BLOCK + k
+        return i, i < n
+    else:
+        SIDE: tl.constexpr = 32
+        rows, between, columns = patch_sizes
+        across, down = tl.cdiv(columns, SIDE), tl.cdiv(rows, BLOCK // SIDE)
+        column = pid % across * SIDE + k % SIDE
+        pid = pid // across
+        row = pid % down * (BLOCK // SIDE) + k // SIDE
+        pid = pid // down
+        i = ((pid // between * rows + row) * between + pid % between) * columns + column
+        return i, (row < rows) & (column < columns)
 
 
 @triton.jit
@@ -54,13 +70,10 @@ def offset(i, sizes, strides):
 
 
 @triton.jit
-def kept_tile(n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+def kept_tile(n_kept, patch_sizes, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
     """The kept indices of this program as a row [1, BLOCK_K], and which of them exist."""
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    k = pid * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    return k, k < n_kept
+    k, exists = tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    return k[None, :], exists[None, :]
 
 
 @triton.jit
@@ -94,7 +107,7 @@ def sum_partials(
     BLOCK_R: tl.constexpr,
 ):
     """total[k] = the sum over p of part[p, k]: always in the same order."""
-    k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, None, WIDE, BLOCK_K)
     total = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
         p, within = reduced_tile(start, n_parts, WIDE, BLOCK_R)

@@ -12,7 +12,7 @@ launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -467,13 +467,19 @@ class PointwiseOp(RuntimeOp):
 
     # -------------------------------------------------------------------------------- launches
 
-    def _common(self, kernel: Kernel, given: Mapping[str, Given], operands: Mapping[str, Operand], space: Space, compute: str,
-                written: Mapping[str, Operand]) -> dict[str, Any]:  # fmt: skip
-        """The values of every parameter but pointers: sizes, strides, scalars, choices."""
+    def _common(self, kernel: Kernel, operands: Mapping[str, Operand], space: Space, compute: str, written: Mapping[str, Operand],
+                stored: Iterable[str]) -> dict[str, Any]:  # fmt: skip
+        """The values of every parameter but pointers: sizes, strides, scalars, choices. `stored`: the dtypes of what is written."""
         import triton.language as tl
 
         dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
-        values: dict[str, Any] = {"n": space.count, "COMPUTE": dtypes[compute], "sizes": None, **self.choices()}
+        values: dict[str, Any] = {
+            "n": space.count,
+            "COMPUTE": dtypes[compute],
+            "sizes": None,
+            "patch_sizes": None,
+            **self.choices(),
+        }
         reach = space.count
         for param in kernel.abi.params:
             name, _, kind = param.name.rpartition("_")
@@ -496,7 +502,17 @@ class PointwiseOp(RuntimeOp):
                     reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0
                 )
         values["WIDE"] = reach + 2 * BLOCK >= _WIDE
+        values["HALF"] = all(dtype in ("f16", "bf16") for dtype in stored)
         return values
+
+    @staticmethod
+    def _tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:
+        """The sizes of the patches that the space is cut into, or None for tiles in a row; and how many programs there are."""
+        patch = layout.patch(space, operands)
+        if patch is None:
+            return None, _cdiv(space.count, BLOCK)
+        rows, between, columns = patch
+        return patch, space.count // (rows * columns) * _cdiv(rows, BLOCK // layout.SIDE) * _cdiv(columns, layout.SIDE)
 
     @staticmethod
     def _dense(operand: Operand, space: Space) -> bool:
@@ -519,9 +535,11 @@ class PointwiseOp(RuntimeOp):
         written = self._bind(self.outputs, outputs)
         if self.sliced:  # what is written part by part has strides of its own, which must merge too
             space = layout.iterate(space.order, extents, [*operands.values(), *written.values()], reorder=False)
-        values = {**self._common(self.forward, given, operands, space, compute, written), "BLOCK": BLOCK}
+        stored = [m.dtype for m in outputs.values()]
+        values = {**self._common(self.forward, operands, space, compute, written, stored), "BLOCK": BLOCK}
         pointers = {f"{n}_ptr": n for n in (*operands, *outputs)}
-        launch = Launch(self.forward, (_cdiv(space.count, BLOCK), 1, 1), pointers, values)
+        values["patch_sizes"], programs = self._tiles(space, [*operands.values(), *written.values()])
+        launch = Launch(self.forward, (programs, 1, 1), pointers, values)
         return Plan(outputs, launches=(launch,), compute=compute)
 
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
@@ -574,21 +592,23 @@ class PointwiseOp(RuntimeOp):
             space = layout.iterate(order.order, extents, [*operands.values(), *strided], reorder=False)
             flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
                     "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
-            values = {**self._common(self.backward, given, operands, space, compute, written), **flat}
-            launch = Launch(self.backward, (_cdiv(space.count, BLOCK), 1, 1), {**reads, **full}, values)
+            stored = [m.dtype for m in grads.values()]
+            values = {**self._common(self.backward, operands, space, compute, written, stored), **flat}
+            values["patch_sizes"], programs = self._tiles(space, [*operands.values(), *strided])
+            launch = Launch(self.backward, (programs, 1, 1), {**reads, **full}, values)
             return Plan(grads, launches=(launch,))
         launches: list[Launch] = []
         scratch: dict[str, Meta] = {}
         for pattern, names in groups.items():
             space = layout.iterate(order.order, extents, [*operands.values(), *strided], (pattern,), reorder=False)
             launches += self._sum_launches(
-                given, operands, space, pattern, names, {**reads, **full}, compute, written, scratch, multiprocessors
+                operands, space, pattern, names, {**reads, **full}, compute, written, grads, scratch, multiprocessors
             )
             full = {}
         return Plan(grads, scratch, tuple(launches))
 
-    def _sum_launches(self, given: Mapping[str, Given], operands: Mapping[str, Operand], space: Space, pattern: frozenset[Axis],
-                      names: Sequence[str], pointers: dict[str, str], compute: str, written: Mapping[str, Operand],
+    def _sum_launches(self, operands: Mapping[str, Operand], space: Space, pattern: frozenset[Axis], names: Sequence[str],
+                      pointers: dict[str, str], compute: str, written: Mapping[str, Operand], grads: Mapping[str, Meta],
                       scratch: dict[str, Meta], multiprocessors: int) -> list[Launch]:  # fmt: skip
         """One pass that sums the gradients `names` over the axes of `pattern`, and the second stage where it has parts."""
         from .kernels import sum_partials
@@ -598,7 +618,8 @@ class PointwiseOp(RuntimeOp):
         block_k, block_r, parts = split.shape(multiprocessors)
         span = _cdiv(_cdiv(split.n_reduced, parts), block_r) * block_r
         parts = _cdiv(split.n_reduced, span)
-        values = {**self._common(self.backward, given, operands, space, compute, written), **split.values(),
+        stored = [m.dtype for m in grads.values()]
+        values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
         finish = []
         for name in names:

@@ -1,0 +1,58 @@
+"""Precision: which calls of a formula may take their cheaper form where the results are stored in half precision.
+
+Takes a typed pointwise variant, returns the calls that may not. A cheaper form has a relative error of up to 2**-14, an
+eighth of a unit in the last place of float16. Whether a formula passes that on or magnifies it is measured: each call is
+disturbed by so much, over the whole range of floats, and what it moves is compared with the result.
+
+    tanh in  y = x * tanh(softplus(x))    moves y by as much as itself: it may
+    tanh in  y = x - tanh(x)              moves y by far more than y where x is small: it may not
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from codegen.evaluate import evaluate
+from codegen.ir import Graph, Node, spell, walk
+from codegen.primitives import TABLE, Array
+from codegen.safety import grids, pointwise
+from codegen.sample import NoSample
+from codegen.spec import OpSpec
+from codegen.variants import Variant
+
+ERROR = 2.0**-14
+"""The largest relative error of a cheaper form."""
+_MOST = 4 * ERROR
+"""How far a result may move, relative to itself: half a unit in the last place of float16, less than the rounding at the store adds."""
+_ROOTS = 0.05
+"""The share of points that may move further: near a simple root every relative error is large, and that is no fault of a call."""
+
+
+def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) -> frozenset[str]:
+    """The spelling of each call below the roots that must keep full precision, however the results are stored."""
+    roots = [r for r in roots if r.kind == "float"]
+    calls = [n for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and not n.host]
+    if not calls:
+        return frozenset()
+    if not all(pointwise(n) for n in walk(roots)):
+        return frozenset(spell(n) for n in calls)
+    try:
+        env, _ = grids(op, variant, graph)
+    except NoSample:
+        return frozenset(spell(n) for n in calls)
+    exact = evaluate(roots, env)
+    found = set()
+    for call in calls:
+        for sign in (1, -1):
+            moved = evaluate(roots, env, {call.serial: 1 + sign * ERROR})
+            if any(_magnified(exact[r.serial], moved[r.serial]) for r in roots):
+                found.add(spell(call))
+    return frozenset(found)
+
+
+def _magnified(exact: Array, moved: Array) -> bool:
+    with np.errstate(all="ignore"):
+        far = np.isfinite(exact) & np.isfinite(moved) & (np.abs(moved - exact) > _MOST * np.abs(exact))
+    return bool(far.mean() > _ROOTS)
