@@ -145,6 +145,7 @@ def _loaded(path: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(f"_benchmarked_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile looks a reference's module up by name
     spec.loader.exec_module(module)
     return module
 

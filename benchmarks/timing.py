@@ -11,6 +11,8 @@ import torch
 
 _LAUNCHES = 400
 """Calls that are queued at most: the queue of a stream is finite, and a full one blocks the host."""
+_QUEUE_SECONDS = 3e-3
+"""Host time of a round at most: the device sleeps that long."""
 
 
 class DeviceClock:
@@ -38,7 +40,8 @@ class DeviceClock:
     def _round(self, call: Callable[[int], Any], repeats: int, sleep: float) -> tuple[Any, Any, float, bool]:
         """Events around the calls, the seconds that the host took, and whether it was ahead all the time."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int(sleep * self._cycles))
+        if sleep:
+            torch.cuda._sleep(int(sleep * self._cycles))
         start.record()
         before = time.perf_counter()
         for k in range(repeats):
@@ -56,15 +59,19 @@ class DeviceClock:
         start, end, host, _ = self._round(call, 3, 2e-3)
         torch.cuda.synchronize()
         each, host = max(start.elapsed_time(end) / 3e3, 1e-6), host / 3
-        repeats = max(2, min(int(self.round_seconds / each), int(6e-3 / max(host, 1e-6)), _LAUNCHES))
+        repeats = max(2, min(int(self.round_seconds / each), int(_QUEUE_SECONDS / max(host, 1e-6)), _LAUNCHES))
         sleep = 1.5 * host * repeats + 2e-4
+        busy = each > 1.2 * host  # then a round keeps the device busy while the next is queued: one sleep is enough
+        queued = False
         done: list[tuple[Any, Any]] = []
         tries = 0
         while len(done) < self.rounds:
-            start, end, _, ahead = self._round(call, repeats, sleep)
+            start, end, _, ahead = self._round(call, repeats, 0.0 if busy and queued else sleep)
+            queued = ahead
             if not ahead and tries < 4:
                 tries += 1
                 sleep *= 2
+                busy = False
                 torch.cuda.synchronize()
                 continue
             self.late += not ahead

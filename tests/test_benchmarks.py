@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def test_every_op_of_the_package_is_measured() -> None:
     assert {e.op for e in ENTRIES} == ops
     names = [e.name for e in ENTRIES]
     assert len(names) == len(set(names))
+    for reference in (e.case.reference for e in ENTRIES if e.case.reference is not None):
+        assert vars(sys.modules[reference.__module__])[reference.__name__] is reference  # torch.compile looks there
 
 
 @pytest.mark.parametrize("case", ENTRIES, ids=[e.name for e in ENTRIES])
