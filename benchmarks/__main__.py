@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from benchmarks import generator
 
 
-def main() -> None:
+def main() -> int:
     generator.main()
     try:
         import torch
     except ImportError:
-        return
-    if torch.cuda.is_available():
-        from benchmarks import pointwise
-
-        pointwise.main()
-    else:
+        return 0
+    if not torch.cuda.is_available():
         print("no GPU: the kernels were not timed")
+        return 0
+    from benchmarks import pointwise
+
+    return pointwise.main(["--warm", str(min(16, os.cpu_count() or 1))])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,135 +1,172 @@
-"""Device and host time of pointwise ops beside eager and compiled torch, in one run, as a share of a large copy.
+"""Device and host time of every generated op beside eager and compiled torch, in one run, as a share of a large copy.
 
-    python benchmarks/pointwise.py [--out results.json] [--rows 8192 --cols 16384]
+    python -m benchmarks.pointwise [--warm 16] [--out results.json] [--table results.md]
 
-Device time: launches are queued behind a sleeping kernel and timed by events, so the host does not count; the median of
-several rounds, operands rotated so that the L2 does not serve. Host time: microseconds a call until it returns, small
-tensors. Reports; judges nothing.
+Device time: launches are queued behind a sleeping kernel and timed by events, so that the host does not count; the median
+of several rounds, operands rotated so that the L2 does not serve. Host time: microseconds a call until it returns. Without
+options: dense operands at every size, the other layouts at 128 MB an operand, compiled torch dense at 128 MB. Exit code 1
+if a cell failed; nothing is judged.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import statistics
+import math
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-F = torch.nn.functional
-generated: Any = importlib.import_module("generated")
-
-OPS: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
-    "gelu (tanh)": (1, lambda x: generated.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
-    "silu": (1, lambda x: generated.silu(x), F.silu),
-    "swiglu": (2, lambda a, b: generated.swiglu(a, b), lambda a, b: F.silu(a) * b),
-    "add": (2, lambda a, b: generated.add(a, b), torch.add),
-}
+from benchmarks import cases, peers, report
+from benchmarks.measure import Choice, Run, Setting, settings
+from benchmarks.timing import DeviceClock, copy_bandwidth
+from benchmarks.warm import Task, warm
 
 
-def device_time(call: Callable[[int], Any], rounds: int = 7, repeats: int = 6) -> float:
-    """Median seconds a call, launches queued behind a sleep."""
-    for k in range(3):
-        call(k)
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(40_000_000)
-        start.record()
-        for k in range(repeats):
-            call(k)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / repeats / 1e3)
-    return statistics.median(times)
+def _some(known: Sequence[str]) -> Any:
+    """A list with commas between, of known words."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(w.strip() for w in text.split(",") if w.strip())
+        unknown = [w for w in words if w not in known]
+        if unknown or not words:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'}; there are: {', '.join(known)}")
+        return words
+
+    return parse
 
 
-def host_time(call: Callable[[], Any], repeats: int = 300) -> float:
-    """Median seconds that a call keeps the host."""
-    for _ in range(20):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        before = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - before)
-        if len(times) % 50 == 0:
-            torch.cuda.synchronize()
-    return statistics.median(times)
+def _sizes(text: str) -> tuple[float, ...]:
+    """Megabytes, with commas between."""
+    try:
+        found = tuple(float(w) for w in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of megabytes") from None
+    if not all(0.01 <= mb <= 8192 for mb in found):
+        raise argparse.ArgumentTypeError("a size is between 0.01 and 8192 megabytes")
+    return found
 
 
-def copy_bandwidth(count: int) -> float:
-    """Bytes a second of a large device-to-device copy, read and written."""
-    sources = [torch.randn(count, device="cuda") for _ in range(2)]
-    target = torch.empty_like(sources[0])
-    return 8 * count / device_time(lambda k: target.copy_(sources[k % 2]))
-
-
-def measure(name: str, dtype: torch.dtype, rows: int, cols: int, bandwidth: float) -> list[dict[str, Any]]:
-    """Forward and backward rows of one op."""
-    arity, ours, eager = OPS[name]
-    torch.manual_seed(0)
-    sets = [[torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(arity)] for _ in range(2)]
-    small = [torch.randn(64, 64, device="cuda", dtype=dtype) for _ in range(arity)]
-    cotangents = [torch.randn(rows, cols, device="cuda", dtype=dtype) for _ in range(2)]
-    item = sets[0][0].element_size() * rows * cols
-    moved = {"forward": (arity + 1) * item, "backward": ((1 if name == "add" else arity + 1) + arity) * item}
-    out = []
-    for peer, function in (("pullback", ours), ("eager", eager), ("compiled", torch.compile(eager))):
-        with torch.no_grad():
-            forward = device_time(lambda k: function(*sets[k % 2]))
-            host = host_time(lambda: function(*small))
-        leaves = [[t.detach().requires_grad_() for t in tensors] for tensors in sets]
-        results = [function(*tensors) for tensors in leaves]
-        backward = device_time(
-            lambda k: torch.autograd.grad(results[k % 2], leaves[k % 2], cotangents[k % 2], retain_graph=True)
-        )
-        small_leaves = [t.detach().requires_grad_() for t in small]
-        ones = torch.ones_like(small[0])
-        both = host_time(lambda: torch.autograd.grad(function(*small_leaves), small_leaves, ones))
-        for direction, seconds, host_seconds in (("forward", forward, host), ("backward", backward, both)):
-            share = moved[direction] / seconds / bandwidth
-            out.append({"op": name, "dtype": str(dtype).removeprefix("torch."), "direction": direction, "peer": peer,
-                        "ms": seconds * 1e3, "share": share, "host_us": host_seconds * 1e6})  # fmt: skip
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser("python -m benchmarks.pointwise", description="Times every generated op.")
+    plain = Choice()
+    out.add_argument("--ops", help="names of ops or of entries such as 'op(choice=word)', with ';' or ',' between")
+    out.add_argument("--layouts", type=_some(cases.LAYOUTS), default=plain.layouts)
+    out.add_argument("--sizes", type=_sizes, default=plain.sizes, help="megabytes an operand")
+    out.add_argument("--dtypes", type=_some(cases.DTYPES), default=plain.dtypes)
+    out.add_argument("--peers", type=_some(cases.PEERS), default=plain.peers)
+    out.add_argument("--directions", type=_some(cases.DIRECTIONS), default=plain.directions)
+    out.add_argument("--dense-only", action="store_true", help="all ops and peers, dense, 128 MB an operand")
+    out.add_argument("--everything", action="store_true", help="each layout at each size, compiled torch in all: hours")
+    out.add_argument("--warm", type=int, default=0, metavar="N", help="first compile in so many processes")
+    out.add_argument("--cache", type=Path, help="folder of compiled kernels; default: a temporary one")
+    out.add_argument("--round-ms", type=float, default=3.0, help="device time that a round aims at")
+    out.add_argument("--rounds", type=int, default=5)
+    out.add_argument("--seconds-limit", type=float, default=math.inf, help="stop early, and say what was left out")
+    out.add_argument("--out", type=Path, help="JSON of all rows")
+    out.add_argument("--table", type=Path, help="Markdown of the tables")
     return out
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=8192)
-    parser.add_argument("--cols", type=int, default=16384)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+def _words(text: str | None) -> tuple[str, ...]:
+    """Names; a comma inside brackets belongs to the name."""
+    words, depth = [""], 0
+    for char in text or "":
+        depth += (char == "(") - (char == ")")
+        if char == ";" or (char == "," and depth == 0):
+            words.append("")
+        else:
+            words[-1] += char
+    return tuple(w.strip() for w in words if w.strip())
+
+
+def chosen(args: argparse.Namespace) -> Choice:
+    layouts, sizes = (("dense",), (float(cases.MAIN_MB),)) if args.dense_only else (args.layouts, args.sizes)
+    return Choice(layouts, sizes, args.dtypes, args.peers, args.directions, args.everything)
+
+
+def tasks(todo: Sequence[Setting], choice: Choice) -> list[Task]:
+    """Work for warming: each entry and dtype once, in sizes up to the main one; larger ones use the same kernels."""
+    groups: dict[tuple[str, str], list[tuple[str, float, tuple[str, ...]]]] = {}
+    for setting in todo:
+        kept = tuple(p for p in setting.peers if p != "eager")
+        if kept and setting.mb <= choice.main:
+            key = (setting.entry.name, setting.dtype)
+            groups.setdefault(key, []).append((setting.layout, setting.mb, kept))
+    out = [(name, dtype, tuple(found), choice.directions) for (name, dtype), found in groups.items()]
+    return sorted(out, key=lambda task: -len(task[2]))
+
+
+def _save(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    if args.table:
+        args.table.write_text(report.markdown(result))
+
+
+def _measured(args: argparse.Namespace, cache: Path, began: float) -> dict[str, Any]:
     import triton
 
-    bandwidth = copy_bandwidth(512 * 2**20)
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
+    peers.environment(cache)
+    choice = chosen(args)
+    todo = settings(cases.entries(only=_words(args.ops)), choice)
+    if args.warm > 0:
+        left = args.seconds_limit - (time.monotonic() - began)
+        for fault in warm(tasks(todo, choice), args.warm, min(left / 2, 1e6)):
+            print(f"warm: {fault:.300}", flush=True)
+    peers.configure()
+    clock = DeviceClock(args.round_ms, args.rounds)
+    result: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_bytes_per_second": copy_bandwidth(clock),
+    }
     print(
-        f"{machine}; copy {bandwidth / 1e12:.2f} TB/s; ({args.rows}, {args.cols}); host time at (64, 64), backward: forward and backward"
+        f"{result['machine']}, copy {result['copy_bytes_per_second'] / 1e12:.2f} TB/s; {len(todo)} settings", flush=True
     )
-    print(f"{'op':12} {'dtype':9} {'direction':9} " + "".join(f"{p:>28}" for p in ("pullback", "eager", "compiled")))
-    rows: list[dict[str, Any]] = []
-    for name in OPS:
-        for dtype in (torch.bfloat16, torch.float32):
-            found = measure(name, dtype, args.rows, args.cols, bandwidth)
-            rows += found
-            for direction in ("forward", "backward"):
-                cells = [r for r in found if r["direction"] == direction]
-                text = "".join(f"{r['ms']:9.3f} ms {r['share']:5.2f} {r['host_us']:6.1f} us" for r in cells)
-                print(f"{name:12} {str(dtype).removeprefix('torch.'):9} {direction:9} {text}", flush=True)
-    if args.out:
-        args.out.write_text(
-            json.dumps({"machine": machine, "copy_bytes_per_second": bandwidth, "rows": rows}, indent=1) + "\n"
-        )
+    run = Run(choice, clock, result["copy_bytes_per_second"])
+    result |= {"rows": run.rows, "left_out": run.left_out}
+    saved = time.monotonic()
+
+    def progress(text: str) -> None:
+        nonlocal saved
+        print(text, flush=True)
+        if time.monotonic() - saved > 60:  # so that a run that is stopped leaves something
+            _save(args, result)
+            saved = time.monotonic()
+
+    run.all(todo, began + args.seconds_limit, progress)
+    result |= {"rounds_not_queued": clock.late, "seconds": time.monotonic() - began}
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    began = time.monotonic()
+    args = parser().parse_args(argv)
+    if not torch.cuda.is_available():
+        print("no GPU: nothing can be timed", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cache = args.cache or Path(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        result = _measured(args, cache.resolve(), began)
+    _save(args, result)
+    cells = report.Cells(result["rows"])
+    print("\n".join(["", *report.summary(cells)]))
+    if result["left_out"]:
+        print("\n".join(["", "Left out for lack of time:", "", *report.left_out(result["left_out"])]))
+    if cells.errors:
+        print("\n".join(["", "Failed:", "", *report.errors(cells)]))
+    print(f"\n{result['seconds']:.0f} s, {os.cpu_count()} processors", flush=True)
+    return 1 if cells.errors else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,392 @@
+"""The benchmark without a GPU: its cases, the bytes it counts, the tables it draws. Nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import cases, measure, peers, pointwise, report
+from benchmarks.cases import Operands
+
+ROOT = Path(__file__).parents[1]
+ENTRIES = cases.entries()
+ROWS, COLS = 8, 16
+
+
+def entry(name: str) -> cases.Entry:
+    return next(e for e in ENTRIES if e.name == name)
+
+
+def two_tensors() -> list[cases.Entry]:
+    return [e for e in ENTRIES if "row" in e.layouts]
+
+
+def laid_out(name: cases.Entry, layout: str, dtype: str = "bf16") -> dict[str, torch.Tensor]:
+    return Operands(name, name.dtypes((dtype,))[0], ROWS, COLS, 1, "cpu").views(layout)[0]
+
+
+# ---------------------------------------------------------------------------------------------- every op
+
+
+def test_every_op_of_the_package_is_measured() -> None:
+    ops = {p.stem for p in (ROOT / "generated" / "ops").glob("*.py")} - {"__init__"}
+    assert {e.op for e in ENTRIES} == ops
+    names = [e.name for e in ENTRIES]
+    assert len(names) == len(set(names))
+    for reference in (e.case.reference for e in ENTRIES if e.case.reference is not None):
+        assert vars(sys.modules[reference.__module__])[reference.__name__] is reference  # torch.compile looks there
+
+
+@pytest.mark.parametrize("case", ENTRIES, ids=[e.name for e in ENTRIES])
+def test_operands_are_valid_in_every_layout(case: cases.Entry) -> None:
+    """The op plans its launch on them, the reference takes them, and both agree on what comes out."""
+    dtype = case.dtypes(("bf16",))[0]
+    operands = Operands(case, dtype, ROWS, COLS, 1, "cpu")
+    from generated.runtime.op import Meta
+
+    names = {v: k for k, v in cases.TORCH.items()}
+    reference = peers.function(case, "eager")
+    for layout in case.layouts:
+        given = operands.views(layout)[0]
+        metas = {n: Meta(names[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
+        plan = case.instance.plan_forward(metas)
+        assert plan.launches
+        outputs = {n: torch.empty(m.shape, dtype=cases.TORCH[m.dtype], device="meta") for n, m in plan.outputs.items()}
+        if reference is not None:
+            expected = reference(*given.values())
+            assert [(y.shape, y.dtype) for y in expected] == [(y.shape, y.dtype) for y in outputs.values()], layout
+        assert cases.moved(case.instance, "forward", given, outputs) > 0
+        backward = cases.moved(case.instance, "backward", given, outputs)
+        assert (backward > 0) <= bool(case.instance.gradients)
+        for tensor in case.tensors:
+            low, high = case.case.domains.get(tensor.name, (-math.inf, math.inf))
+            assert bool(((given[tensor.name] >= low) & (given[tensor.name] <= high)).all()), tensor.name
+
+
+@pytest.mark.parametrize("case", [two_tensors()[0], ENTRIES[0]], ids=lambda e: e.name)
+def test_layouts_are_what_they_say(case: cases.Entry) -> None:
+    layouts = {layout: list(laid_out(case, layout).values()) for layout in case.layouts}
+    size = layouts["dense"][0].element_size()
+    assert all(t.is_contiguous() and t.shape == (ROWS, COLS) for t in layouts["dense"])
+    assert all(t.stride() == (1, ROWS) and t.shape == (ROWS, COLS) for t in layouts["transposed"])
+    assert all(t.storage_offset() == 1 and (t.storage_offset() * size) % 16 for t in layouts["unaligned"])
+    if "mixed" in layouts:
+        assert [t.stride() for t in layouts["mixed"]] == [(1, ROWS), *[(COLS, 1)] * (len(case.tensors) - 1)]
+        assert [t.shape for t in layouts["row"]] == [(ROWS, COLS)] * (len(case.tensors) - 1) + [(COLS,)]
+        assert [t.shape for t in layouts["column"]] == [(ROWS, COLS)] * (len(case.tensors) - 1) + [(ROWS, 1)]
+
+
+def test_layouts_share_memory_and_sets_do_not() -> None:
+    operands = Operands(two_tensors()[0], "f32", ROWS, COLS, 2, "cpu")
+    first = [{t.untyped_storage().data_ptr() for t in operands.views(n)[0].values()} for n in ("dense", "unaligned")]
+    other = {t.untyped_storage().data_ptr() for t in operands.views("dense")[1].values()}
+    assert first[0] == first[1] and not first[0] & other
+
+
+def test_sizes_are_bytes_an_operand() -> None:
+    for mb in (1, 16, 128, 1024):
+        for dtype in cases.DTYPES:
+            rows, cols = cases.extents(mb, dtype)
+            assert rows * cols * cases.ITEM_SIZES[dtype] == mb * 2**20 and rows % 16 == cols % 16 == 0
+    small = Operands.sets_for(ENTRIES[0], "f32", *cases.extents(1, "f32"))
+    assert small == 64 and Operands.sets_for(ENTRIES[0], "f32", *cases.extents(1024, "f32")) == 2
+
+
+def test_choices_are_entries_of_their_own() -> None:
+    with_choices = [e for e in ENTRIES if any(isinstance(k, tuple) for k in e.case.op.kinds.values())]
+    assert with_choices
+    for case in with_choices:
+        for name, kind in case.case.op.kinds.items():
+            if isinstance(kind, tuple):
+                assert {e.attrs[name] for e in ENTRIES if e.op == case.op} == set(kind)
+                assert f"{name}={case.attrs[name]}" in case.name
+
+
+def test_an_unknown_op_is_named() -> None:
+    with pytest.raises(ValueError, match="no such op: nothing_like_it"):
+        cases.entries(only=("nothing_like_it",))
+    assert [e.name for e in cases.entries(only=(ENTRIES[-1].op,))] == [
+        e.name for e in ENTRIES if e.op == ENTRIES[-1].op
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- bytes
+
+
+class Pointer:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Kernel:
+    def __init__(self, *names: str) -> None:
+        self.abi = self
+        self.params = [Pointer(n) for n in names]
+
+
+class Op:
+    """Two inputs, one output."""
+
+    gradients = ("a", "b")
+    residuals: tuple[str, ...] = ("a",)
+    backward: Any = Kernel("a_ptr", "dy_ptr", "da_ptr", "db_ptr")
+    passed: dict[str, str] = {}
+
+    def passes(self) -> dict[str, str]:
+        return self.passed
+
+
+def made(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    shape = torch.broadcast_shapes(a, b)
+    tensors = {"a": torch.empty(a, dtype=dtype), "b": torch.empty(b, dtype=dtype)}
+    return tensors, {"y": torch.empty(shape, dtype=dtype)}
+
+
+def test_bytes_forward() -> None:
+    assert cases.moved(Op(), "forward", *made((4, 8), (4, 8))) == 3 * 32 * 4
+    assert cases.moved(Op(), "forward", *made((4, 8), (8,), torch.bfloat16)) == (2 * 32 + 8) * 2
+    given, _ = made((4, 8), (4, 8))
+    assert cases.moved(Op(), "forward", given, {"y": torch.empty((4, 8), dtype=torch.bool)}) == 2 * 32 * 4 + 32
+
+
+def test_bytes_backward() -> None:
+    full = 32 * 4
+    assert cases.moved(Op(), "backward", *made((4, 8), (4, 8))) == 4 * full  # a and dy read, da and db written
+    op = Op()
+    op.residuals = ()
+    assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 3 * full
+    op.residuals = ("y",)
+    assert cases.moved(op, "backward", *made((4, 8), (4, 1))) == 3 * full + 4 * 4
+    given, outputs = made((4, 8), (4, 8))
+    given["b"] = given["b"].long()
+    assert cases.moved(op, "backward", given, outputs) == 3 * full  # an integer has no gradient
+
+
+def test_bytes_backward_of_what_is_passed_on() -> None:
+    full = 32 * 4
+    op = Op()
+    op.residuals, op.passed = (), {"a": "dy"}
+    assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 2 * full
+    op.passed = {"a": "dy", "b": "dy"}
+    assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 0
+    assert cases.moved(op, "backward", *made((4, 8), (8,))) == full + 8 * 4  # summed over the rows
+    op.passed, op.backward = {}, Kernel("da_ptr", "db_ptr")
+    assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 2 * full  # a cotangent that no kernel reads
+
+
+# ---------------------------------------------------------------------------------------------- the run
+
+
+class Clock:
+    """Runs a call once, and says that it took a millisecond."""
+
+    def device(self, call: Callable[[int], Any]) -> float:
+        call(0)
+        call(1)
+        return 1e-3
+
+    def host(self, call: Callable[[int], Any]) -> float:
+        call(0)
+        return 5e-6
+
+
+def small_run(choice: measure.Choice) -> measure.Run:
+    return measure.Run(choice, Clock(), 1e6, "cpu", lambda mb, dtype: (ROWS, COLS))
+
+
+def test_a_run_from_operands_to_tables() -> None:
+    choice = measure.Choice(sizes=(128,), dtypes=("bf16",), peers=("pullback", "eager"))
+    run = small_run(choice)
+    run.all(measure.settings([two_tensors()[0]], choice), math.inf, lambda text: None)
+    assert not [r for r in run.rows if "error" in r]
+    layouts = {r["layout"] for r in run.rows}
+    assert layouts == set(cases.LAYOUTS)
+    for row in run.rows:
+        assert row["share"] == pytest.approx(row["bytes"] / 1e-3 / 1e6)
+        assert (row["host_us"] is not None) == (row["layout"] == "dense")
+    result = {"machine": "m", "torch": "2", "triton": "3", "copy_bytes_per_second": 1e6, "rows": run.rows}
+    assert json.loads(json.dumps(result)) == result
+    assert "| unaligned | 128 |" in report.markdown(result)
+
+
+def test_a_failing_cell_is_a_row_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = peers.function
+
+    def broken(case: cases.Entry, peer: str) -> Any:
+        def fails(*tensors: torch.Tensor) -> Any:
+            raise RuntimeError("it | broke\nhere")
+
+        return fails if peer == "pullback" else found(case, peer)
+
+    monkeypatch.setattr(peers, "function", broken)
+    choice = measure.Choice(("dense",), (128,), ("f32",), ("pullback", "eager"), ("forward",))
+    run = small_run(choice)
+    run.all(measure.settings([ENTRIES[0]], choice), math.inf, lambda text: None)
+    assert [(r["peer"], r.get("error")) for r in run.rows] == [
+        ("pullback", "RuntimeError: it | broke\nhere"),
+        ("eager", None),
+    ]
+    assert "RuntimeError: it \\| broke here" in "\n".join(report.errors(report.Cells(run.rows)))
+
+
+def test_what_the_time_does_not_reach_is_named() -> None:
+    choice = measure.Choice(("dense",), (128,), ("f32", "bf16"), ("eager",))
+    todo = measure.settings(ENTRIES[:2], choice)
+    run = small_run(choice)
+    run.all(todo, -math.inf, lambda text: None)
+    assert run.rows == [] and len(run.left_out) == len(todo)
+    lines = report.left_out(run.left_out)
+    assert lines[-1].startswith("| dense | 128 | 2 |") and f"{ENTRIES[0].name} (f32, bf16)" in lines[-1]
+
+
+def test_the_order_is_what_matters_most_first() -> None:
+    case = two_tensors()[0]
+    todo = measure.settings([case], measure.Choice(dtypes=("f32",)))
+    assert [(s.layout, s.mb) for s in todo] == [
+        ("dense", 128),
+        *((n, 128) for n in cases.LAYOUTS[1:]),
+        *(("dense", mb) for mb in (1, 16, 1024)),
+    ]
+    assert [s for s in todo if "compiled" in s.peers] == todo[:1]
+    whole = measure.settings([case], measure.Choice(dtypes=("f32",), everything=True))
+    assert len(whole) == 4 * len(cases.LAYOUTS) and all("compiled" in s.peers for s in whole)
+    assert measure.settings([case], measure.Choice(dtypes=("f32",), peers=("compiled",))) == [
+        s for s in measure.settings([case], measure.Choice(dtypes=("f32",), peers=("compiled",))) if s.layout == "dense"
+    ]
+
+
+def test_options() -> None:
+    args = pointwise.parser().parse_args(["--dense-only", "--dtypes", "bf16,f32", "--ops", "one,two(a=b, c=d);three"])
+    choice = pointwise.chosen(args)
+    assert (choice.layouts, choice.sizes, choice.dtypes) == (("dense",), (128.0,), ("bf16", "f32"))
+    assert pointwise._words(args.ops) == ("one", "two(a=b, c=d)", "three")
+    work = pointwise.tasks(measure.settings(ENTRIES[:1], choice), choice)
+    settings = (("dense", 128.0, ("pullback", "compiled")),)
+    assert work == [(ENTRIES[0].name, d, settings, cases.DIRECTIONS) for d in ("bf16", "f32")]
+    for wrong in (["--dtypes", "f8"], ["--sizes", "big"], ["--layouts", ""], ["--sizes", "0"]):
+        with pytest.raises(SystemExit):
+            pointwise.parser().parse_args(wrong)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pointwise.main([]) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------- tables
+
+
+def cell(op: str, peer: str, share: float, **other: Any) -> dict[str, Any]:
+    plain = {"direction": "forward", "dtype": "bf16", "layout": "dense", "mb": 128, "host_us": None}
+    return {"op": op, "peer": peer, "ms": 1 / share, "share": share, **plain, **other}
+
+
+def body(lines: list[str]) -> list[str]:
+    return lines[2:]
+
+
+def test_the_dense_table() -> None:
+    rows = [
+        cell("f", "pullback", 0.98),
+        cell("f", "eager", 0.5),
+        cell("f", "compiled", 0.9),
+        cell("f", "pullback", 1.01, dtype="f32"),
+        cell("f", "pullback", 0.7, direction="backward"),
+        cell("f", "pullback", 0.2, mb=1),
+    ]
+    lines = report.dense(report.Cells(rows))
+    assert lines[0] == "| Op | bf16 | f32 |"
+    assert body(lines) == [
+        "| f forward | 0.98 [0.50, 0.90] | 1.01 [-, -] |",
+        "| f backward | 0.70 [-, -] |  |",
+    ]
+
+
+def test_the_layout_table_flags_and_explains() -> None:
+    rows = [cell("f", "pullback", 1.0), cell("f", "pullback", 1.0, dtype="f32")]
+    rows += [cell("f", "pullback", 0.25, layout="mixed"), cell("f", "pullback", 0.75, layout="mixed", dtype="f32")]
+    rows += [cell("f", "pullback", 0.4, layout="transposed"), cell("f", "pullback", 0.9, layout="row")]
+    cells = report.Cells(rows)
+    assert body(report.layouts(cells)) == [
+        f"| f forward | mixed | 128 | 0.25 **!** | 0.75 | {report.REASONS['mixed']} |",
+        "| f forward | transposed | 128 | 0.40 **!** | - | unexplained |",
+        "| f forward | row | 128 | 0.90 | - |  |",
+    ]
+    text = "\n".join(report.summary(cells))
+    assert "Layouts below 0.5 of dense: 2 cells." in text
+    assert f"| mixed forward | 1 | {report.REASONS['mixed']} |" in text
+
+
+def test_reasons_are_looked_up_by_direction_then_by_layout() -> None:
+    assert report.reason("row", "backward") == report.REASONS["row backward"]
+    assert report.reason("mixed", "backward") == report.REASONS["mixed"]
+    assert report.reason("row", "forward") == report.UNEXPLAINED
+    assert {k.split()[0] for k in report.REASONS} <= set(cases.LAYOUTS)
+
+
+def test_the_summary() -> None:
+    rows = [
+        cell("low", "pullback", 0.9),
+        cell("low", "eager", 0.91),
+        cell("late", "pullback", 0.96),
+        cell("late", "eager", 0.97),
+        cell("late", "compiled", 1.2),
+        cell("small", "pullback", 0.1, mb=1),
+        cell("large", "pullback", 0.949, mb=1024),
+        {
+            "op": "bad",
+            "direction": "forward",
+            "dtype": "f16",
+            "layout": "row",
+            "mb": 128,
+            "peer": "eager",
+            "error": "E",
+        },
+    ]
+    cells = report.Cells(rows)
+    assert [r["op"] for r in report.below(cells)] == ["low", "large"]
+    found = report.slower(cells)
+    assert [(round(times, 2), row["op"], best["peer"]) for times, row, best in found] == [(1.25, "late", "compiled")]
+    text = "\n".join(report.summary(cells))
+    assert "7 cells measured, 1 failed." in text and "below 0.95: 2 of 3 cells." in text
+    assert "more than 3%: 1 of 4 cells." in text and "| late forward | bf16 | dense | 128 |" in text
+    assert body(report.errors(cells)) == ["| bad forward | f16 | row | 128 | eager | E |"]
+
+
+def test_sizes_and_host() -> None:
+    rows = [cell(op, "pullback", share, mb=mb) for op, share in (("f", 0.5), ("g", 0.7)) for mb in (1, 128)]
+    rows += [cell("f", "eager", 0.9, host_us=12.4), cell("f", "compiled", 0.9, host_us=30)]
+    cells = report.Cells(rows)
+    assert "| forward | 128 | 0.60 [0.90] |" in report.sizes(cells)
+    assert body(report.host(cells)) == ["| f forward | - | 12 | 30 |"]
+
+
+def test_a_result_without_rows_has_all_sections() -> None:
+    empty = {"machine": "m", "torch": "2", "triton": "3", "copy_bytes_per_second": 4e12, "rows": []}
+    titles = re.findall(r"^## (\w+)", report.markdown(empty), re.MULTILINE)
+    assert titles == ["Summary", "Dense", "Layouts", "Sizes", "Host", "Failed", "Left"]
+
+
+def tables(text: str) -> Iterator[list[int]]:
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            yield [len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().split("\n")]
+
+
+def test_every_table_is_rectangular() -> None:
+    rows = [cell("f", p, 0.9, layout=n, dtype=d) for p in cases.PEERS for n in cases.LAYOUTS for d in cases.DTYPES]
+    rows.append({**cell("f", "eager", 1), "error": "a | b"})
+    text = report.markdown(
+        {"machine": "m", "torch": "2", "triton": "3", "copy_bytes_per_second": 4e12, "rows": rows, "left_out": rows[:2]}
+    )
+    counts = list(tables(text))
+    assert len(counts) >= 6 and all(len(set(lines)) == 1 for lines in counts)
