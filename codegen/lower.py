@@ -622,7 +622,7 @@ class _Lowering:
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
         every = [
             *params, "sizes", "patch_sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
-            *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", *blocks,
+            *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr", *blocks,
         ]  # fmt: skip
         if "BLOCK: tl.constexpr" in blocks:
             return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))

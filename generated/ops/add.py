@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def add_forward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, patch_sizes, n: tl.int64,
-    alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     alpha = scalar(alpha, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
@@ -38,15 +38,16 @@ def add_forward(
 def add_backward(
     dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes,
     kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
-    alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     alpha = scalar(alpha, COMPUTE)
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
         mask = exists & within
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def bitwise_or_forward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, patch_sizes, n: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     if COMPUTE.is_int() and COMPUTE != tl.int1:
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask)
         if other_ptr is None:

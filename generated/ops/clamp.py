@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 @triton.jit
 def clamp_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, max_: tl.float64, min_: tl.float64,
-    HAS_MIN: tl.constexpr, HAS_MAX: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_MIN: tl.constexpr, HAS_MAX: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     max_ = scalar(max_, COMPUTE)
     min_ = scalar(min_, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
@@ -42,9 +43,9 @@ def clamp_forward(
 def clamp_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, max_: tl.float64,
     min_: tl.float64, HAS_MIN: tl.constexpr, HAS_MAX: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     max_ = scalar(max_, COMPUTE)
     min_ = scalar(min_, COMPUTE)
     if HAS_MIN or HAS_MAX:

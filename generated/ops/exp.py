@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def exp_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     y = tl.exp(x)
     tl.store(y_ptr + i, y, mask=mask)
@@ -32,9 +32,9 @@ def exp_forward(
 @triton.jit
 def exp_backward(
     y_ptr, y_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     y = tl.load(y_ptr + offset(i, sizes, y_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, dy * y, mask=mask)

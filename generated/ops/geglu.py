@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @triton.jit
 def geglu_forward(
     gate_ptr, gate_strides, up_ptr, up_strides, y_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
     up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
     z = maximum(gate, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
@@ -43,14 +43,14 @@ def geglu_backward(
     gate_ptr, gate_strides, up_ptr, up_strides, dy_ptr, dy_strides, dgate_ptr, dgate_sum_ptr, dup_ptr, dup_sum_ptr,
     sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, approximate: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dgate_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dup_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
         mask = exists & within
         gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)

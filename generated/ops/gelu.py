@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @triton.jit
 def gelu_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     z = maximum(x, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     if approximate == "tanh":
@@ -40,9 +40,9 @@ def gelu_forward(
 @triton.jit
 def gelu_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     z = maximum(x, -100)  # the cdf is 0 there, and -inf * 0 would be NaN

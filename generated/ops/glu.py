@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @triton.jit
 def glu_forward(
     x_ptr, x_strides, x_stride_S: tl.int64, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
@@ -36,9 +36,9 @@ def glu_forward(
 @triton.jit
 def glu_backward(
     x_ptr, x_strides, x_stride_S: tl.int64, dy_ptr, dy_strides, dx_ptr, dx_strides, dx_stride_S: tl.int64, sizes,
-    patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     a = tl.load(x_at, mask=mask).to(COMPUTE)

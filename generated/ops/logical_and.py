@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def logical_and_forward(
     x_ptr, x_strides, other_ptr, other_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
     y = x.to(tl.int1) & other.to(tl.int1)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def masked_fill_forward(
     x_ptr, x_strides, mask_ptr, mask_strides, value_ptr, value_strides, value_number: tl.float64, y_ptr, sizes,
-    patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     mask_ = tl.load(mask_ptr + offset(i, sizes, mask_strides), mask=mask).to(tl.int1)
     if value_ptr is None:
@@ -38,14 +38,14 @@ def masked_fill_forward(
 def masked_fill_backward(
     mask_ptr, mask_strides, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dvalue_ptr, dvalue_sum_ptr, sizes, patch_sizes,
     kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dvalue_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
         mask = exists & within
         mask_ = tl.load(mask_ptr + offset(i, sizes, mask_strides), mask=mask).to(tl.int1)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def mul_forward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, patch_sizes, n: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
         other = scalar(other_number, COMPUTE)
@@ -38,14 +38,14 @@ def mul_backward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr,
     dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
         mask = exists & within
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def nan_to_num_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, value: tl.float64, posinf: tl.float64,
     neginf: tl.float64, HAS_NEGINF: tl.constexpr, HAS_POSINF: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     value = scalar(value, COMPUTE)
     posinf = scalar(posinf, COMPUTE)
     neginf = scalar(neginf, COMPUTE)
@@ -45,9 +45,9 @@ def nan_to_num_forward(
 @triton.jit
 def nan_to_num_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, tl.where(isfinite(x), dy, 0), mask=mask)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @triton.jit
 def neg_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     y = -x
     tl.store(y_ptr + i, y, mask=mask)
@@ -32,9 +32,9 @@ def neg_forward(
 @triton.jit
 def neg_backward(
     dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, -dy, mask=mask)
 

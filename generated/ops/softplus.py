@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @triton.jit
 def softplus_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, beta: tl.float64, threshold: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     beta = scalar(beta, COMPUTE)
     threshold = scalar(threshold, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
@@ -37,9 +37,9 @@ def softplus_forward(
 @triton.jit
 def softplus_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, beta: tl.float64,
-    threshold: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    threshold: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, BLOCK)
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     beta = scalar(beta, COMPUTE)
     threshold = scalar(threshold, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)

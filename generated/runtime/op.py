@@ -23,6 +23,8 @@ from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
 BLOCK = 1024
 WARPS = 4
+VECTOR = 16
+"""Extents that are a multiple of it never cut a vector of elements."""
 _WIDE = 2**31
 _CLASSES = {
     "float": FLOATS,
@@ -502,6 +504,7 @@ class PointwiseOp(RuntimeOp):
                     reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0
                 )
         values["WIDE"] = reach + 2 * BLOCK >= _WIDE
+        values["RAGGED"] = space.count % VECTOR != 0
         values["HALF"] = all(dtype in ("f16", "bf16") for dtype in stored)
         return values
 
@@ -620,7 +623,8 @@ class PointwiseOp(RuntimeOp):
         parts = _cdiv(split.n_reduced, span)
         stored = [m.dtype for m in grads.values()]
         values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
-                  "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
+                  "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
+                  "RAGGED": (split.n_kept if split.inner_kept else split.n_reduced) % VECTOR != 0}  # fmt: skip
         finish = []
         for name in names:
             total = f"d{name}"

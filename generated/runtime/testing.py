@@ -44,7 +44,8 @@ class Case:
         self.function, self.op, self.domains, self.reference = function, op, domains, reference
         self.tensors: tuple[Tensor, ...] = (*op.inputs, *op.params, *op.buffers)
         stretching = [t for t in self.tensors if t.broadcast]
-        self.layouts = (*_SHAPES, *_LAYOUTS, *(_BROADCASTS if len(stretching) > 1 else ()))
+        crossed = ("crossed",) if len(self.tensors) > 1 else ()
+        self.layouts = (*_SHAPES, *_LAYOUTS, *crossed, *(_BROADCASTS if len(stretching) > 1 else ()))
         kinds = {t.dtype for t in self.tensors}
         self.dtypes: tuple[str, ...] = FLOATS if kinds & {"float", "number", "any"} else ()
         self.dtypes += INTS if kinds & {"number", "any", "integral"} or not self.dtypes else ()
@@ -94,10 +95,11 @@ class Case:
             return self._values(tensor, self._shape(tensor, _SHAPES[layout]), dtype, k)
         if layout in _BROADCASTS:
             return self._values(tensor, self._shape(tensor, self._stretched(tensor, k, layout)), dtype, k)
-        shape = self._shape(tensor, (6, 5))
-        if len(shape) < 2:
+        crossed = layout == "crossed"
+        shape = self._shape(tensor, (18, 37) if crossed else (6, 5))
+        if len(shape) < 2 or (crossed and k % 2 == 0):
             return self._values(tensor, shape, dtype, k)
-        if layout == "transposed":
+        if layout == "transposed" or crossed:
             return self._values(tensor, shape[::-1], dtype, k).permute(*reversed(range(len(shape))))
         if layout == "sliced":
             wide = self._values(tensor, (*shape[:-1], shape[-1] + 2), dtype, k)

@@ -30,7 +30,19 @@ def largest(ptr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def tile(n, patch_sizes, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def lanes(BLOCK: tl.constexpr, RAGGED: tl.constexpr):
+    """0 to BLOCK - 1. RAGGED: one element at a time, lane by lane, for a vector would straddle the end of what exists.
+
+    The compiler takes vectors apart where their mask may cut them, and then each lane steps over its neighbours' elements.
+    """
+    k = tl.arange(0, BLOCK)
+    if RAGGED:
+        k = tl.max_contiguous(k, 1)
+    return k
+
+
+@triton.jit
+def tile(n, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr):
     """The linear indices of this program, and which of them exist: BLOCK in a row, or a square patch.
 
     A patch serves tensors whose memory runs along different dims: each is read in whole sectors. `patch_sizes` are the
@@ -39,7 +51,7 @@ def tile(n, patch_sizes, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    k = tl.arange(0, BLOCK)
+    k = lanes(BLOCK, RAGGED)
     if patch_sizes is None:
         i = pid * BLOCK + k
         return i, i < n
@@ -70,9 +82,9 @@ def offset(i, sizes, strides):
 
 
 @triton.jit
-def kept_tile(n_kept, patch_sizes, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+def kept_tile(n_kept, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr):
     """The kept indices of this program as a row [1, BLOCK_K], and which of them exist."""
-    k, exists = tile(n_kept, patch_sizes, WIDE, BLOCK_K)
+    k, exists = tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     return k[None, :], exists[None, :]
 
 
@@ -87,9 +99,9 @@ def share(n_reduced, reduced_strides, span):
 
 
 @triton.jit
-def reduced_tile(start, n_reduced, WIDE: tl.constexpr, BLOCK_R: tl.constexpr):
+def reduced_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
     """The reduced indices of this step as a column [BLOCK_R, 1], and which of them exist."""
-    r = start + tl.arange(0, BLOCK_R)[:, None]
+    r = start + lanes(BLOCK_R, RAGGED)[:, None]
     if WIDE:
         r = r.to(tl.int64)
     return r, r < n_reduced
@@ -107,9 +119,9 @@ def sum_partials(
     BLOCK_R: tl.constexpr,
 ):
     """total[k] = the sum over p of part[p, k]: always in the same order."""
-    k, exists = kept_tile(n_kept, None, WIDE, BLOCK_K)
+    k, exists = kept_tile(n_kept, None, WIDE, False, BLOCK_K)
     total = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
-        p, within = reduced_tile(start, n_parts, WIDE, BLOCK_R)
+        p, within = reduced_tile(start, n_parts, WIDE, False, BLOCK_R)
         total += tl.load(part_ptr + p * n_kept + k, mask=within & exists, other=0.0)
     tl.store(total_ptr + k, tl.sum(total, axis=0)[None, :], mask=exists)

@@ -20,7 +20,7 @@ import generated  # noqa: E402
 from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
-TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i64": "*i64"}
+TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i32": "*i32", "i64": "*i64"}
 
 
 def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
@@ -85,7 +85,9 @@ def main() -> None:
         )
         function = getattr(module, name)
         arguments = {t.public for t in cls.inputs + cls.params}
-        given = {n: p.default for n, p in inspect.signature(function).parameters.items() if n not in arguments}
+        own = {public: n for n, public in cls.named.items()}
+        parameters = inspect.signature(function).parameters
+        given = {own.get(n, n): p.default for n, p in parameters.items() if n not in arguments}
         choices = [given] + [
             {**given, n: v}
             for n, values in cls.kinds.items()
