@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 RANK = 4
 """Merged dims that a kernel takes."""
-SIDE = 32
+SIDE = 16
 """The width of a patch, in elements along the last dim."""
 
 Axis = tuple[str, int]
@@ -205,12 +205,12 @@ def iterate(axes: Sequence[Axis], extents: Mapping[Axis, int], operands: Sequenc
 def patch(space: Space, operands: Sequence[Operand]) -> tuple[int, int, int] | None:
     """Where an operand's memory runs along another dim than the last: the extents of that dim, of what lies between, and of
     the last. None where all run along the last dim, or where one of the two is too short to gain by it."""
-    if len(space.sizes) < 2 or space.sizes[-1] < SIDE // 2:
+    if len(space.sizes) < 2 or space.sizes[-1] < SIDE:
         return None
     for operand in operands:
         steps = [abs(s) for s in space.strides(operand)[: len(space.sizes)]]
         dense = min((d for d, s in enumerate(steps) if s), key=lambda d: steps[d], default=-1)
-        if 0 <= dense < len(steps) - 1 and steps[-1] and space.sizes[dense] >= SIDE // 2:
+        if 0 <= dense < len(steps) - 1 and steps[-1] and space.sizes[dense] >= 2 * SIDE:
             between = 1
             for size in space.sizes[dense + 1 : -1]:
                 between *= size

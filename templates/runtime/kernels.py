@@ -56,7 +56,7 @@ def tile(n, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.con
         i = pid * BLOCK + k
         return i, i < n
     else:
-        SIDE: tl.constexpr = 32
+        SIDE: tl.constexpr = 16
         rows, between, columns = patch_sizes
         across, down = tl.cdiv(columns, SIDE), tl.cdiv(rows, BLOCK // SIDE)
         column = pid % across * SIDE + k % SIDE

@@ -96,7 +96,7 @@ class Case:
         if layout in _BROADCASTS:
             return self._values(tensor, self._shape(tensor, self._stretched(tensor, k, layout)), dtype, k)
         crossed = layout == "crossed"
-        shape = self._shape(tensor, (18, 37) if crossed else (6, 5))
+        shape = self._shape(tensor, (40, 37) if crossed else (6, 5))
         if len(shape) < 2 or (crossed and k % 2 == 0):
             return self._values(tensor, shape, dtype, k)
         if layout == "transposed" or crossed:
