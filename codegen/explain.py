@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from codegen import autodiff
 from codegen.diagnostics import Report
-from codegen.ir import Graph, Node, Target, pretty, spell
+from codegen.ir import Graph, Node, Target, pretty, spell, walk
 from codegen.lower import lower
+from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rewrite import tidy
 from codegen.schedule import OpPlan, bytes_per_element, flops, schedule
@@ -116,6 +117,18 @@ def _plan(verdict: Verdict, report: Report) -> str:
     return "" if plan is None else _section("Plan: pointwise", plan_text(plan))
 
 
+def _half(plan: OpPlan, direction: str, roots: list[Node], place: int) -> list[str]:
+    """Which calls take their cheaper form where the results are stored in half precision, and which may not."""
+    calls = dict.fromkeys(spell(n) for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and not n.host)
+    if not calls:
+        return []
+    cheap = [c for c in calls if c not in plan.exacting[place]]
+    full = [c for c in calls if c in plan.exacting[place]]
+    words = [f"cheaper forms of {', '.join(cheap)}"] if cheap else []
+    words += [f"in full, for the result magnifies an error: {', '.join(full)}"] if full else []
+    return [f"{direction} in half precision: {'; '.join(words)}"]
+
+
 def plan_text(plan: OpPlan) -> str:
     """Reason, launches, allocations, traffic and arithmetic."""
     module = lower(plan)
@@ -141,6 +154,8 @@ def plan_text(plan: OpPlan) -> str:
         lines.append(
             f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
         )
+    lines += _half(plan, "forward", [t.node for _, g in plan.graphs for t in g.outputs if t.node is not None], 0)
+    lines += _half(plan, "backward", [t.node for _, g in plan.graphs for t in g.gradients if t.node is not None], 1)
     lines.append(
         f"operations an element: {flops(_nodes(graph.outputs))} forward"
         + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")

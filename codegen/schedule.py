@@ -16,7 +16,7 @@ from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, Tensor, walk
 from codegen.precision import exacting
 from codegen.primitives import TABLE
-from codegen.spec import OpSpec
+from codegen.spec import Axes, OpSpec
 from codegen.variants import Variant
 from codegen.verify import Verdict
 
@@ -181,9 +181,20 @@ def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bo
 
 
 def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
-    """Bytes that forward and backward move an element of the output, every tensor being full."""
-    forward = len(plan.forward_reads) + len(plan.op.outputs)
-    return forward * item, (len(plan.backward_reads) + len(plan.gradients)) * item
+    """Bytes that forward and backward move an element of the output, every tensor being full.
+
+    Args:
+        item: bytes of a float.
+    """
+    own = {"bool": 1, "i32": 4, "i64": 8}
+    sizes = {}
+    for tensor in plan.op.tensors:
+        single = isinstance(tensor.axes, Axes) and not tensor.axes.dims
+        sizes[tensor.name] = 0 if single else own.get(tensor.dtype, item)
+        sizes[f"d{tensor.name}"] = sizes[tensor.name]
+    forward = [*plan.forward_reads, *(o.name for o in plan.op.outputs)]
+    backward = [*plan.backward_reads, *(f"d{n}" for n in plan.gradients)]
+    return sum(sizes[n] for n in forward), sum(sizes[n] for n in backward)
 
 
 def flops(nodes: Iterable[Node]) -> int:

@@ -67,6 +67,21 @@ class _Tally:
     confirmed: set[str] = field(default_factory=set)
 
 
+def typed(op: OpSpec, report: Report) -> Verdict:
+    """Every variant of the op, typed and with its gradients filled in; nothing is compared. No graphs after a fault."""
+    before = len(report.errors)
+    questions = atoms(op, report)
+    if len(report.errors) > before:
+        return Verdict(op, False)
+    usage = Usage()
+    graphs = [(v, infer(op, v, report, usage)) for v in variants(op, questions, report)]
+    if len(report.errors) == before:
+        report_unused(usage, report)
+    if len(report.errors) > before or not graphs:
+        return Verdict(op, False)
+    return Verdict(op, False, tuple((v, autodiff.complete(g)) for v, g in graphs if g is not None))
+
+
 def verify_op(op: OpSpec, report: Report, search: bool = True) -> Verdict:
     """Types every variant of the op and verifies its declared gradients. Faults go to `report`.
 
@@ -75,16 +90,10 @@ def verify_op(op: OpSpec, report: Report, search: bool = True) -> Verdict:
     """
     before = len(report.errors)
     questions = atoms(op, report)
-    if len(report.errors) > before:
+    done = dict(typed(op, report).graphs)
+    if not done:
         return Verdict(op, False)
-    every = variants(op, questions, report)
-    usage = Usage()
-    graphs = [(v, infer(op, v, report, usage)) for v in every]
-    if len(report.errors) == before:
-        report_unused(usage, report)
-    if len(report.errors) > before or not graphs:
-        return Verdict(op, False)
-    done = {v: autodiff.complete(g) for v, g in graphs if g is not None}
+    every = tuple(done)
     checked = []
     skipped = 0
     for variant in every:

@@ -19,9 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from codegen.diagnostics import Report  # noqa: E402
+from codegen.ir import walk  # noqa: E402
 from codegen.loader import load  # noqa: E402
 from codegen.primitives import TABLE, Primitive  # noqa: E402
-from codegen.verify import verify_op  # noqa: E402
+from codegen.schedule import bytes_per_element, schedule  # noqa: E402
+from codegen.spec import OpSpec, spell  # noqa: E402
+from codegen.verify import Verdict, typed, verify_op  # noqa: E402
 
 WRONG = ROOT / "tests" / "wrong" / "rms_norm_weight.yaml"
 SHOWN = "silu"
@@ -90,8 +93,62 @@ def _fenced(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
 
+def ops() -> str:
+    """Every op of the specs: signature, formula, derivative, domain, edges, residuals, traffic."""
+    found = load([ROOT / "specs"], Report(), root=ROOT)
+    families: dict[str, list[OpSpec]] = {}
+    for op in found:
+        families.setdefault(op.family, []).append(op)
+    index = [
+        f"* **{name}**: {', '.join(f'[`{op.name}`](#{op.name})' for op in members)}"
+        for name, members in families.items()
+    ]
+    parts = [f"{len(found)} ops in {len(families)} files.", "\n".join(index)]
+    for name, members in families.items():
+        parts.append(f"## specs/{name}.yaml")
+        parts += [_op(op) for op in members]
+    return "\n\n".join(parts)
+
+
+def _op(op: OpSpec) -> str:
+    verdict = typed(op, Report())
+    plan = schedule(verdict, Report())
+    lines = [f"{b.name} = {spell(b.expr)}" for b in op.forward]
+    if op.backward is not None and op.backward.differentiable:
+        lines.append("")
+        lines += [f"{b.name} = {spell(b.expr)}" for b in op.backward.let]
+        lines += [f"d{e.name} = {spell(e.expr) if e.expr is not None else e.kind}" for e in op.backward.entries]
+    facts = []
+    if op.domain:
+        facts.append("Domain: " + ", ".join(f"`{d.name}` in [{d.low:g}, {d.high:g}]" for d in op.domain) + ".")
+    if edges := _edges(verdict):
+        facts.append("Edges: " + "; ".join(edges) + ".")
+    if plan is not None and plan.gradients:
+        facts.append(f"Residuals: {', '.join(f'`{n}`' for n in plan.residuals) or 'none'}.")
+    if plan is not None:
+        (half, half_back), (single, single_back) = (bytes_per_element(plan, item) for item in (2, 4))
+        traffic = f"Bytes an element in bf16 / f32: {half} / {single} forward"
+        facts.append(traffic + (f", {half_back} / {single_back} backward." if plan.gradients else "."))
+    if op.backward is None or not op.backward.differentiable:
+        facts.append("No derivative.")
+    if op.reference:
+        facts.append(f"Checked against `{op.reference}`.")
+    return f"### {op.name}\n\n{op.doc}\n\n{_fenced('', chr(10).join(lines))}\n\n{chr(10).join(f'* {fact}' for fact in facts)}"
+
+
+def _edges(verdict: Verdict) -> list[str]:
+    """What the primitives of the formulas do at their edges, each once."""
+    used: dict[str, str] = {}
+    for _, graph in verdict.graphs:
+        for node in walk(t.node for t in graph.outputs if t.node is not None):
+            if node.op in TABLE and TABLE[node.op].edges:
+                used[node.op] = f"`{spelling(TABLE[node.op])}`: {TABLE[node.op].edges}"
+    return list(used.values())
+
+
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/spec.md": (primitives,),
+    "docs/ops.md": (ops,),
     "README.md": (wrong, refused, spec, kernel),
 }
 
