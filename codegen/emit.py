@@ -138,8 +138,11 @@ def _kind(attr: AttrDecl) -> str:
 
 
 def _absent_zero(text: str, op: OpSpec) -> str:
-    """An optional attr that is absent still has a parameter: it carries 0, which no statement reads."""
-    return f"{text} or 0.0" if any(text == f'self.attrs["{a.name}"]' and a.optional for a in op.attrs) else text
+    """What is computed of an optional attr that is absent still has a parameter: it carries 0, which no statement reads."""
+    read = [a for a in (f'self.attrs["{a.name}"]' for a in op.attrs if a.optional) if a in text]
+    if read == [text]:
+        return f"{text} or 0.0"
+    return f"0.0 if {' or '.join(f'{a} is None' for a in read)} else {text}" if read else text
 
 
 def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:

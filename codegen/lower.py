@@ -187,14 +187,17 @@ class _Printer:
             return self._function("math.square", (base,), node), 12
         if value == 0.5:
             return self._function("tl.sqrt", (base,), node), 12
-        words = [
-            f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, node)[0]
-            for a in node.args
-        ]
-        return f"{self.owner.use('math.pow')}({', '.join(words)})", 12
+        return self._function(TABLE[node.op].triton, node.args, node), 12
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node) -> str:
-        return f"{self.owner.use(spelling)}({', '.join(self._argument(a, user) for a in args)})"
+        if user.op in TABLE and not TABLE[user.op].plain:
+            words = [
+                f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, user)[0]
+                for a in args
+            ]
+        else:
+            words = [self._argument(a, user) for a in args]
+        return f"{self.owner.use(spelling)}({', '.join(words)})"
 
     def _cast(self, node: Node) -> str:
         inner, level = self._print(node.args[0])
@@ -616,7 +619,10 @@ def _loaded(address: str, kind: str, dtype: str) -> str:
 
 _PYTHON: dict[str, str] = {"exp": "math.exp", "log": "math.log", "sqrt": "math.sqrt", "floor": "math.floor", "ceil": "math.ceil", "tanh": "math.tanh",
                            "sin": "math.sin", "cos": "math.cos", "erf": "math.erf", "erfc": "math.erfc", "abs": "abs", "maximum": "max",
-                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1"}  # fmt: skip
+                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1",
+                           "log10": "math.log10", "tan": "math.tan", "asin": "math.asin", "acos": "math.acos", "atan": "math.atan",
+                           "atan2": "math.atan2", "sinh": "math.sinh", "cosh": "math.cosh", "asinh": "math.asinh",
+                           "acosh": "math.acosh", "atanh": "math.atanh", "hypot": "math.hypot", "fmod": "math.fmod"}  # fmt: skip
 
 
 def python(node: Node) -> str:

@@ -232,3 +232,113 @@ def erf(x):
     p = p * z + 1.1283791670955126
     far = 1.0 - erfc(tl.abs(x))
     return tl.where(tl.abs(x) < 1.0, x * p, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def log10(x):
+    """Logarithm to base 10."""
+    return tl.log(x) * 0.4342944819032518
+
+
+@triton.jit
+def fmod(a, b):
+    """Remainder with the sign of the dividend."""
+    return a % b
+
+
+@triton.jit
+def hypot(x, y):
+    """sqrt(x * x + y * y), without overflow."""
+    a, b = tl.abs(x), tl.abs(y)
+    high = tl.maximum(a, b)
+    ratio = tl.where((high == 0.0) | (high == float("inf")), 0.0, tl.minimum(a, b) / tl.where(high == 0.0, 1.0, high))
+    return high * tl.sqrt(1.0 + ratio * ratio) + (x + y) * 0.0
+
+
+@triton.jit
+def tan(x):
+    """Tangent."""
+    return tl.sin(x) / tl.cos(x)
+
+
+@triton.jit
+def atan(x):
+    """Inverse tangent: halved twice, then its series."""
+    a = tl.abs(x)
+    t = tl.where(a > 1.0, 1.0 / tl.where(a > 1.0, a, 1.0), a)
+    t = t / (1.0 + tl.sqrt(1.0 + t * t))
+    t = t / (1.0 + tl.sqrt(1.0 + t * t))
+    z = t * t
+    p = z / 21.0 - 0.05263157894736842
+    p = p * z + 0.058823529411764705
+    p = p * z - 0.06666666666666667
+    p = p * z + 0.07692307692307693
+    p = p * z - 0.09090909090909091
+    p = p * z + 0.1111111111111111
+    p = p * z - 0.14285714285714285
+    p = p * z + 0.2
+    p = p * z - 0.3333333333333333
+    p = p * z + 1.0
+    y = 4.0 * t * p
+    y = tl.where(a > 1.0, 1.5707963267948966 - y, y)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def atan2(y, x):
+    """Angle of the point (x, y)."""
+    q = atan(tl.abs(y) / tl.abs(x))
+    q = tl.where((y == 0.0) & (x == 0.0), 0.0, q)
+    q = tl.where(x < 0, 3.141592653589793 - q, q)
+    return tl.where(y < 0, -q, q)
+
+
+@triton.jit
+def asin(x):
+    """Inverse sine."""
+    return atan(x / tl.sqrt((1.0 - x) * (1.0 + x)))
+
+
+@triton.jit
+def acos(x):
+    """Inverse cosine."""
+    return 2.0 * atan(tl.sqrt((1.0 - x) / (1.0 + x)))
+
+
+@triton.jit
+def sinh(x):
+    """Hyperbolic sine."""
+    a = tl.abs(x)
+    t = expm1(tl.where(a < 20.0, a, 0.0))
+    half = tl.exp(0.5 * a)
+    y = tl.where(a < 20.0, 0.5 * (t + t / (t + 1.0)), 0.5 * half * half)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def cosh(x):
+    """Hyperbolic cosine."""
+    half = tl.exp(0.5 * tl.abs(x))
+    return 0.5 * half * half + 0.5 / half / half
+
+
+@triton.jit
+def asinh(x):
+    """Inverse hyperbolic sine."""
+    a = tl.abs(x)
+    b = tl.where(a < 1e9, a, 0.0)
+    y = tl.where(a < 1e9, log1p(b + b * b / (1.0 + tl.sqrt(1.0 + b * b))), tl.log(a) + 0.6931471805599453)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def acosh(x):
+    """Inverse hyperbolic cosine."""
+    t = tl.where(x < 1e9, x - 1.0, 0.0)
+    return tl.where(x < 1e9, log1p(t + tl.sqrt(t * (t + 2.0))), tl.log(x) + 0.6931471805599453)
+
+
+@triton.jit
+def atanh(x):
+    """Inverse hyperbolic tangent."""
+    return 0.5 * (log1p(x) - log1p(-x))
