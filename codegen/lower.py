@@ -43,6 +43,11 @@ def safe(name: str) -> str:
     return f"{name}_" if name in _RESERVED or _EMITTED.search(name) else name
 
 
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """The key by which import sorters order names: digits as numbers, so `log2` comes before `log10`."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
 # ---------------------------------------------------------------------------------------------- what is emitted
 
 
@@ -222,6 +227,9 @@ class _Lowering:
         self.imports: dict[str, None] = {}
         self.rounded: set[int] = set()
         self.present: tuple[str, ...] = ()
+        own = f"math.{plan.op.name}"
+        self.clashes = any(n.op in TABLE and TABLE[n.op].triton == own for _, g in plan.graphs for n in walk(g.roots()))
+        """Whether a function of the runtime's math is called as the op is."""
 
     # -------------------------------------------------------------------------------- parameters
 
@@ -229,17 +237,18 @@ class _Lowering:
         """The name of a function, imported from the runtime's math where it is not `tl`'s."""
         if spelling.startswith("math."):
             name = spelling[5:]
-            clash = name == self.op.name
-            self.imports[f"{name} as {name}_" if clash else name] = None
-            return f"{name}_" if clash else name
+            # One renamed import renames all after it: import sorters do not agree on a renamed one between plain ones.
+            renamed = name == self.op.name or (self.clashes and natural(name) > natural(self.op.name))
+            self.imports[f"{name} as {name}_" if renamed else name] = None
+            return f"{name}_" if renamed else name
         return spelling
 
     def _import_lines(self) -> list[str]:
         """What to import from the runtime's math, in the order that import sorters keep."""
-        plain = sorted(n for n in self.imports if " as " not in n)
-        renamed = sorted(n for n in self.imports if " as " in n)
+        plain = sorted((n for n in self.imports if " as " not in n), key=natural)
+        renamed = sorted((n for n in self.imports if " as " in n), key=natural)
         lines = [", ".join(plain)] if plain else []
-        return sorted([*lines, *renamed], key=lambda line: line.split(",")[0].split(" ")[0])
+        return sorted([*lines, *renamed], key=lambda line: natural(line.split(",")[0].split(" ")[0]))
 
     def exact_division(self, node: Node) -> bool:
         return node.serial in self.rounded
@@ -666,4 +675,4 @@ def python_condition(text: str, op: OpSpec) -> str:
     return re.sub(r"[A-Za-z_]\w*", lambda m: f'self.attrs["{m[0]}"]' if m[0] in names else m[0], text)
 
 
-__all__ = ["KernelText", "Module", "lower", "python", "safe"]
+__all__ = ["KernelText", "Module", "lower", "natural", "python", "safe"]

@@ -79,14 +79,6 @@ def _float(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     return Type("float", _union(args))
 
 
-def _integral(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
-    """`//`: floor of a quotient of integers; floats divide by `/` and are floored by `floor`."""
-    _no_bool(args)
-    if any(a.kind == "float" for a in args) and not all(a.host for a in args):
-        raise TypeFault("float-floordiv", "integer division of floats", "write `floor(a / b)`")
-    return _arith(b, args, params)
-
-
 def _power(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     """int ** number >= 0 stays int; every other power of integers is computed in float (a negative exponent is legal)."""
     _no_bool(args)
@@ -179,7 +171,7 @@ def _np_compare(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _np_floordiv(a: Any, b: Any) -> Any:
-    return np.floor_divide(a, b)
+    return np.asarray(a) // b
 
 
 # ---------------------------------------------------------------------------------------------- mpmath meaning
@@ -321,7 +313,7 @@ def _vjp_div(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part
 
 
 def _vjp_quotient(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
-    """Of `x - y * q` with a whole q, found from the remainder: x / y itself may round up to the next whole number."""
+    """Of `x - y * q` with a whole q, found from what it leaves: x / y itself may round up to the next."""
     whole = b.op("round", b.op("div", b.op("sub", args[0], y), args[1]))
     return g, b.op("neg", b.op("mul", g, whole))
 
@@ -370,12 +362,12 @@ _ROWS = (
     _row("mul", 2, _arith, np.multiply, _lifted(_mp_mul), "*",
          lambda b, g, a, y: (b.op("mul", g, a[1]), b.op("mul", g, a[0])), listed=False),
     _row("div", 2, _float, _np_div, _lifted(_mp_div), "/", _vjp_div, listed=False, plain=False),
-    _row("floordiv", 2, _integral, _np_floordiv, _lifted(lambda a, b: mpmath.floor(a / b)), "math.floordiv",
-         analytic=False, listed=False),
+    _row("floordiv", 2, _arith, _np_floordiv, _lifted(lambda a, b: mpmath.floor(_mp_div(a, b))), "math.floordiv",
+         analytic=False, listed=False, edges="of floats: that of the true quotient, where `floor(x / y)` is of the rounded one"),
     _row("mod", 2, _arith, np.mod, _lifted(lambda a, b: a - b * mpmath.floor(a / b)), "math.mod",
          _vjp_quotient, analytic=False, listed=False, edges="the sign is that of the divisor, as in Python"),
     _row("fmod", 2, _arith, np.fmod, _lifted(_mp_fmod), "math.fmod", _vjp_quotient, analytic=False, plain=False,
-         doc="remainder of `x / y` rounded toward 0", edges="the sign is that of x, as in C"),
+         doc="what `x / y`, rounded toward 0, leaves", edges="the sign is that of x, as in C"),
     _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False, plain=False,
          domain=(0.0, math.inf),
          edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative"),

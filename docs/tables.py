@@ -32,13 +32,13 @@ _SPELLING = {
     "ne": "x != y", "and": "x & y", "or": "x | y", "not": "~x",
 }  # fmt: skip
 _MEANING = {
-    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "floor of the quotient of ints",
+    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "quotient rounded down",
     "mod": "remainder of `x / y` rounded down", "pow": "power", "neg": "negative", "and": "both", "or": "either", "not": "not",
     "lt": "less", "le": "less or equal", "gt": "greater", "ge": "greater or equal", "eq": "equal", "ne": "unequal",
 }  # fmt: skip
 _NAMES = {"where": "condition, a, b", "clamp": "x, low, high", "atan2": "y, x"}
 _KINDS = {
-    "_arith": "number", "_float": "float", "_integral": "number", "_power": "number", "_compare": "bool",
+    "_arith": "number", "_float": "float", "_power": "number", "_compare": "bool",
     "_predicate": "bool", "_logic": "bool", "_where": "any",
 }  # fmt: skip
 

@@ -101,12 +101,12 @@ from .ops.lerp import Lerp as Lerp
 from .ops.lerp import lerp as lerp
 from .ops.log import Log as Log
 from .ops.log import log as log
-from .ops.log10 import Log10 as Log10
-from .ops.log10 import log10 as log10
 from .ops.log1p import Log1p as Log1p
 from .ops.log1p import log1p as log1p
 from .ops.log2 import Log2 as Log2
 from .ops.log2 import log2 as log2
+from .ops.log10 import Log10 as Log10
+from .ops.log10 import log10 as log10
 from .ops.logaddexp import Logaddexp as Logaddexp
 from .ops.logaddexp import logaddexp as logaddexp
 from .ops.logit import Logit as Logit

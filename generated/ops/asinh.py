@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
 from ..runtime.math import asinh as asinh_
-from ..runtime.math import hypot
+from ..runtime.math import hypot as hypot_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def asinh_backward(
     i, mask = tile(n, WIDE, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy / hypot(x, scalar(1, COMPUTE)), mask=mask)
+    tl.store(dx_ptr + i, dy / hypot_(x, scalar(1, COMPUTE)), mask=mask)
 
 
 class Asinh(PointwiseOp):

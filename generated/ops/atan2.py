@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
 from ..runtime.math import atan2 as atan2_
-from ..runtime.math import hypot
+from ..runtime.math import hypot as hypot_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def atan2_backward(
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        r_ = hypot(x, other)
+        r_ = hypot_(x, other)
         dx = tl.where(r_ == 0, 0, dy * (other / r_ / r_))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

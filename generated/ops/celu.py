@@ -63,7 +63,7 @@ class Celu(PointwiseOp):
 
     def require(self) -> None:
         super().require()
-        if not ((self.attrs["alpha"] != 0)):
+        if not (self.attrs["alpha"] != 0):
             raise ValueError("celu requires alpha != 0")
 
 

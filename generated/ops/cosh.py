@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
 from ..runtime.math import cosh as cosh_
-from ..runtime.math import sinh
+from ..runtime.math import sinh as sinh_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def cosh_backward(
     i, mask = tile(n, WIDE, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy * sinh(x), mask=mask)
+    tl.store(dx_ptr + i, dy * sinh_(x), mask=mask)
 
 
 class Cosh(PointwiseOp):

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
-from ..runtime.math import divide, mod, round
+from ..runtime.math import floordiv
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def floor_divide_forward(
         other = scalar(other_number, COMPUTE)
     else:
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-    y = round(divide(x - mod(x, other), other))
+    y = floordiv(x, other)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -67,8 +67,8 @@ class FloorDivide(PointwiseOp):
     """How `floor_divide` is launched: its tensors, choices and kernels."""
 
     name = "floor_divide"
-    inputs = (Tensor("x", "...", arg="input"), Tensor("other", "...", scalar=True))
-    outputs = (Tensor("y", "..."),)
+    inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
+    outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x", "other")
     forward = Kernel.of(floor_divide_forward)
@@ -79,8 +79,8 @@ def floor_divide(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tens
     """Quotient rounded down. A step, so its derivatives are 0.
 
     Args:
-        input: [...], f16, bf16, f32 or f64, broadcast by NumPy's rules.
-        other: [...], f16, bf16, f32 or f64, or a number, broadcast by NumPy's rules.
+        input: [...], float or int, broadcast by NumPy's rules.
+        other: [...], float or int, or a number, broadcast by NumPy's rules.
 
     Returns:
         [...], in the promoted dtype of the inputs.

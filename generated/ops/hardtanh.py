@@ -58,7 +58,7 @@ class Hardtanh(PointwiseOp):
 
     def require(self) -> None:
         super().require()
-        if not ((self.attrs["min_val"] <= self.attrs["max_val"])):
+        if not (self.attrs["min_val"] <= self.attrs["max_val"]):
             raise ValueError("hardtanh requires min_val <= max_val")
 
 

@@ -56,7 +56,7 @@ class Softshrink(PointwiseOp):
 
     def require(self) -> None:
         super().require()
-        if not ((self.attrs["lambd"] >= 0)):
+        if not (self.attrs["lambd"] >= 0):
             raise ValueError("softshrink requires lambd >= 0")
 
 

@@ -115,9 +115,14 @@ def isfinite(x):
 
 @triton.jit
 def floordiv(a, b):
-    """Floor of an integer quotient: Python's sign."""
-    q = a // b
-    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+    """Floor of the true quotient: Python's sign."""
+    left = a % b
+    lower = (left != 0) & ((left < 0) != (b < 0))
+    if (a.dtype == tl.float32) | (a.dtype == tl.float64):
+        q = round(divide(a - left, b))
+        return tl.where(b == 0, a / b, tl.where(lower, q - 1.0, q))
+    else:
+        return tl.where(lower, a // b - 1, a // b)
 
 
 @triton.jit
@@ -242,7 +247,7 @@ def log10(x):
 
 @triton.jit
 def fmod(a, b):
-    """Remainder with the sign of the dividend."""
+    """What a / b, rounded toward 0, leaves: the sign of a, as in C."""
     return a % b
 
 

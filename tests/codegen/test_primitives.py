@@ -18,7 +18,7 @@ from codegen.spec import Dim, Factor
 HERE = Span("table", 1, 1)
 PACK = (Dim("pack", (Factor("...", None, HERE),), HERE),)
 POINTS = [-7.5, -3.0, -2.0, -1.0, -0.75, -0.1, -1e-8, 0.0, 1e-8, 0.1, 0.5, 1.0, 2.0, 3.0, 4.25, 20.0]
-ELEMENTWISE = [r for r in TABLE.values() if r.rule is not RULES["and"] and r.name != "floordiv"]
+ELEMENTWISE = [r for r in TABLE.values() if r.rule is not RULES["and"]]
 
 
 def values(row: Primitive) -> list[np.ndarray]:
