@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
-from ..runtime.math import divide, mod, round
+from ..runtime.math import floordiv, mod
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def remainder_forward(
 
 @triton.jit
 def remainder_backward(
-    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, y_strides, dy_ptr, dy_strides,
-    dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides,
-    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr,
+    dother_ptr, dother_sum_ptr, sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
+    n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, WIDE, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
@@ -54,13 +54,12 @@ def remainder_backward(
             other = scalar(other_number, COMPUTE)
         else:
             other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-        y = tl.load(y_ptr + offset(i, sizes, y_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dy, 0.0)
-        dother = -dy * round(divide(x - y, other))
+        dother = -dy * floordiv(x, other)
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:
@@ -78,7 +77,7 @@ class Remainder(PointwiseOp):
     name = "remainder"
     inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
     outputs = (Tensor("y", "...", "number"),)
-    residuals = ("x", "other", "y")
+    residuals = ("x", "other")
     gradients = ("x", "other")
     forward = Kernel.of(remainder_forward)
     backward = Kernel.of(remainder_backward)

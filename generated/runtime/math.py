@@ -255,9 +255,9 @@ def fmod(a, b):
 def hypot(x, y):
     """sqrt(x * x + y * y), without overflow."""
     a, b = tl.abs(x), tl.abs(y)
-    high = tl.maximum(a, b)
-    ratio = tl.where((high == 0.0) | (high == float("inf")), 0.0, tl.minimum(a, b) / tl.where(high == 0.0, 1.0, high))
-    return high * tl.sqrt(1.0 + ratio * ratio) + (x + y) * 0.0
+    high, low = maximum(a, b), minimum(a, b)
+    ratio = low / tl.where(high == 0.0, 1.0, high)
+    return tl.where(high == float("inf"), high, high * tl.sqrt(1.0 + ratio * ratio))
 
 
 @triton.jit
@@ -292,7 +292,8 @@ def atan(x):
 @triton.jit
 def atan2(y, x):
     """Angle of the point (x, y)."""
-    q = atan(tl.abs(y) / tl.abs(x))
+    a, b = tl.abs(x), tl.abs(y)
+    q = atan(tl.where(a == b, 1.0, b / a))
     q = tl.where((y == 0.0) & (x == 0.0), 0.0, q)
     q = tl.where(x < 0, 3.141592653589793 - q, q)
     return tl.where(y < 0, -q, q)
@@ -340,7 +341,8 @@ def asinh(x):
 def acosh(x):
     """Inverse hyperbolic cosine."""
     t = tl.where(x < 1e9, x - 1.0, 0.0)
-    return tl.where(x < 1e9, log1p(t + tl.sqrt(t * (t + 2.0))), tl.log(x) + 0.6931471805599453)
+    y = tl.where(x < 1e9, log1p(t + tl.sqrt(t * (t + 2.0))), tl.log(x) + 0.6931471805599453)
+    return tl.where(x < 1.0, float("nan"), y)
 
 
 @triton.jit
