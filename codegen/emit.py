@@ -20,7 +20,7 @@ from codegen import manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
-from codegen.lower import Module, lower, python
+from codegen.lower import Module, lower, natural, python
 from codegen.schedule import OpPlan, schedule
 from codegen.spec import INTS, AttrDecl, Call, Name, Number, OpSpec, TensorDecl, Text, Unary, spell
 from codegen.tree import GeneratedFile
@@ -81,7 +81,7 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
     yield GeneratedFile(f"{config.output}/ops/__init__.py", f'"""One module an op. {HEADER}."""\n'.encode(), (source,))
     yield GeneratedFile(f"{config.output}/py.typed", b"", (source,))
     lines = [f"# The public face, for type checkers: one line an op. {HEADER}."]
-    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names) for m in (_class_name(n), n)]
+    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names, key=natural) for m in (_class_name(n), n)]
     yield GeneratedFile(f"{config.output}/__init__.pyi", ("\n".join(lines) + "\n").encode(), (source,), listing=True)
 
 
@@ -139,8 +139,11 @@ def _kind(attr: AttrDecl) -> str:
 
 
 def _absent_zero(text: str, op: OpSpec) -> str:
-    """An optional attr that is absent still has a parameter: it carries 0, which no statement reads."""
-    return f"{text} or 0.0" if any(text == f'self.attrs["{a.name}"]' and a.optional for a in op.attrs) else text
+    """What is computed of an optional attr that is absent still has a parameter: it carries 0, which no statement reads."""
+    read = [a for a in (f'self.attrs["{a.name}"]' for a in op.attrs if a.optional) if a in text]
+    if read == [text]:
+        return f"{text} or 0.0"
+    return f"0.0 if {' or '.join(f'{a} is None' for a in read)} else {text}" if read else text
 
 
 def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:

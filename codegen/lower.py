@@ -51,6 +51,11 @@ def safe(name: str) -> str:
     return f"{name}_" if name in _RESERVED or _EMITTED.search(name) else name
 
 
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """The key by which import sorters order names: digits as numbers, so `log2` comes before `log10`."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
 # ---------------------------------------------------------------------------------------------- what is emitted
 
 
@@ -199,15 +204,17 @@ class _Printer:
             return self._function("math.square", (base,), node), ATOM
         if value == 0.5:
             return self._function("tl.sqrt", (base,), node), ATOM
-        words = [
-            f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, node)[0]
-            for a in node.args
-        ]
-        words += ["HALF"] if self._coarse(node) else []
-        return f"{self.owner.use('math.pow')}({', '.join(words)})", ATOM
+        return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node, coarse: bool = False) -> str:
-        words = [self._argument(a, user) for a in args] + (["HALF"] if coarse else [])
+        if user.op in TABLE and not TABLE[user.op].plain:
+            words = [
+                f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, user)[0]
+                for a in args
+            ]
+        else:
+            words = [self._argument(a, user) for a in args]
+        words += ["HALF"] if coarse else []
         return f"{self.owner.use(spelling)}({', '.join(words)})"
 
     def _coarse(self, node: Node) -> bool:
@@ -239,6 +246,9 @@ class _Lowering:
         self.imports: dict[str, None] = {}
         self.rounded: set[int] = set()
         self.present: tuple[str, ...] = ()
+        own = f"math.{plan.op.name}"
+        self.clashes = any(n.op in TABLE and TABLE[n.op].triton == own for _, g in plan.graphs for n in walk(g.roots()))
+        """Whether a function of the runtime's math is called as the op is."""
 
     # -------------------------------------------------------------------------------- parameters
 
@@ -246,17 +256,18 @@ class _Lowering:
         """The name of a function, imported from the runtime's math where it is not `tl`'s."""
         if spelling.startswith("math."):
             name = spelling[5:]
-            clash = name == self.op.name
-            self.imports[f"{name} as {name}_" if clash else name] = None
-            return f"{name}_" if clash else name
+            # One renamed import renames all after it: import sorters do not agree on a renamed one between plain ones.
+            renamed = name == self.op.name or (self.clashes and natural(name) > natural(self.op.name))
+            self.imports[f"{name} as {name}_" if renamed else name] = None
+            return f"{name}_" if renamed else name
         return spelling
 
     def _import_lines(self) -> list[str]:
         """What to import from the runtime's math, in the order that import sorters keep."""
-        plain = sorted(n for n in self.imports if " as " not in n)
-        renamed = sorted(n for n in self.imports if " as " in n)
+        plain = sorted((n for n in self.imports if " as " not in n), key=natural)
+        renamed = sorted((n for n in self.imports if " as " in n), key=natural)
         lines = [", ".join(plain)] if plain else []
-        return sorted([*lines, *renamed], key=lambda line: line.split(",")[0].split(" ")[0])
+        return sorted([*lines, *renamed], key=lambda line: natural(line.split(",")[0].split(" ")[0]))
 
     def exact_division(self, node: Node) -> bool:
         return node.serial in self.rounded
@@ -663,7 +674,10 @@ def _loaded(address: str, kind: str, dtype: str) -> str:
 
 _PYTHON: dict[str, str] = {"exp": "math.exp", "log": "math.log", "sqrt": "math.sqrt", "floor": "math.floor", "ceil": "math.ceil", "tanh": "math.tanh",
                            "sin": "math.sin", "cos": "math.cos", "erf": "math.erf", "erfc": "math.erfc", "abs": "abs", "maximum": "max",
-                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1"}  # fmt: skip
+                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1",
+                           "log10": "math.log10", "tan": "math.tan", "asin": "math.asin", "acos": "math.acos", "atan": "math.atan",
+                           "atan2": "math.atan2", "sinh": "math.sinh", "cosh": "math.cosh", "asinh": "math.asinh",
+                           "acosh": "math.acosh", "atanh": "math.atanh", "hypot": "math.hypot", "fmod": "math.fmod"}  # fmt: skip
 
 
 def python(node: Node) -> str:
@@ -707,4 +721,4 @@ def python_condition(text: str, op: OpSpec) -> str:
     return re.sub(r"[A-Za-z_]\w*", lambda m: f'self.attrs["{m[0]}"]' if m[0] in names else m[0], text)
 
 
-__all__ = ["KernelText", "Module", "lower", "python", "safe"]
+__all__ = ["KernelText", "Module", "lower", "natural", "python", "safe"]

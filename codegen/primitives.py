@@ -53,6 +53,10 @@ class Primitive:
     """Whether its Triton function has a cheaper form for results in half precision, chosen by a last parameter `HALF`."""
     neighbour: str = ""
     """A function that is easily mistaken for it: what mutation tests try in its place."""
+    domain: tuple[float, float] = (-math.inf, math.inf)
+    """Between which values of the first operand it is real and smooth (of a periodic one: the piece around 0)."""
+    plain: bool = True
+    """Whether its Triton function takes plain numbers beside tensors."""
 
 
 # ---------------------------------------------------------------------------------------------- type rules
@@ -75,14 +79,6 @@ def _arith(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
 def _float(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
     _no_bool(args)
     return Type("float", _union(args))
-
-
-def _integral(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
-    """`//`: floor of a quotient of integers; floats divide by `/` and are floored by `floor`."""
-    _no_bool(args)
-    if any(a.kind == "float" for a in args) and not all(a.host for a in args):
-        raise TypeFault("float-floordiv", "integer division of floats", "write `floor(a / b)`")
-    return _arith(b, args, params)
 
 
 def _power(b: Builder, args: tuple[Node, ...], params: tuple[Any, ...]) -> Type:
@@ -184,7 +180,7 @@ def _np_compare(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _np_floordiv(a: Any, b: Any) -> Any:
-    return np.floor_divide(a, b)
+    return np.asarray(a) // b
 
 
 def _np_shl(x: Any, n: Any) -> Any:
@@ -260,6 +256,24 @@ def _mp_pow(x: Any, e: Any) -> Any:
     return mpmath.power(x, e)
 
 
+def _mp_sinh(x: Any) -> Any:
+    return mpmath.sinh(x) if abs(x) < 1e6 else mpmath.sign(x) * _mp_exp(abs(x)) / 2
+
+
+def _mp_cosh(x: Any) -> Any:
+    return mpmath.cosh(x) if abs(x) < 1e6 else _mp_exp(abs(x)) / 2
+
+
+def _mp_periodic(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: mpmath.nan if mpmath.isinf(x) else f(x)
+
+
+def _mp_fmod(a: Any, b: Any) -> Any:
+    if mpmath.isinf(a) or b == 0:
+        return mpmath.nan
+    return mpmath.mpf(a) if mpmath.isinf(b) else mpmath.sign(a) * mpmath.fmod(abs(a), abs(b))
+
+
 def _mp_log(x: Any) -> Any:
     return -_INF if x == 0 else mpmath.nan if x < 0 else mpmath.log(x)
 
@@ -317,6 +331,26 @@ def _vjp_div(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part
     return b.op("div", g, args[1]), b.op("neg", b.op("div", b.op("mul", g, y), args[1]))
 
 
+def _vjp_quotient(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    """Of `x - y * q` with a whole q, found from what it leaves: x / y itself may round up to the next."""
+    whole = b.op("round", b.op("div", b.op("sub", args[0], y), args[1]))
+    return g, b.op("neg", b.op("mul", g, whole))
+
+
+def _vjp_hypot(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    away = b.op("not", b.op("eq", y, 0))
+    p, q = (b.op("mul", g, b.op("div", a, y)) for a in args)
+    return (away, p), (away, q)
+
+
+def _vjp_atan2(b: Builder, g: Node, args: tuple[Node, ...], y: Node) -> tuple[Part, ...]:
+    """Twice divided by the radius: its square may overflow, or be 0."""
+    r = b.op("hypot", *args)
+    away = b.op("not", b.op("eq", r, 0))
+    up, across = (b.op("mul", g, b.op("div", b.op("div", a, r), r)) for a in args)
+    return (away, across), (away, b.op("neg", up))
+
+
 def _times(partial: Callable[[Builder, Node, Node], Node]) -> Vjp:
     """A unary primitive from its partial, given as a function of operand and answer."""
     return lambda b, g, args, y: (b.op("mul", g, partial(b, args[0], y)),)
@@ -324,10 +358,15 @@ def _times(partial: Callable[[Builder, Node, Node], Node]) -> Vjp:
 
 _TWO_OVER_SQRT_PI = 1.1283791670955126
 _LN2 = 0.6931471805599453
+_LN10 = 2.302585092994046
 
 
 def _bell(b: Builder, x: Node) -> Node:
     return b.op("mul", _TWO_OVER_SQRT_PI, b.op("exp", b.op("neg", b.op("mul", x, x))))
+
+
+def _bow(b: Builder, x: Node) -> Node:
+    return b.op("rsqrt", b.op("mul", b.op("sub", 1, x), b.op("add", 1, x)))
 
 
 def _row(*args: Any, **kw: Any) -> Primitive:
@@ -341,14 +380,16 @@ _ROWS = (
          lambda b, g, a, y: (g, b.op("neg", g)), listed=False),
     _row("mul", 2, _arith, np.multiply, _lifted(_mp_mul), "*",
          lambda b, g, a, y: (b.op("mul", g, a[1]), b.op("mul", g, a[0])), listed=False),
-    _row("div", 2, _float, _np_div, _lifted(_mp_div), "/", _vjp_div, listed=False),
-    _row("floordiv", 2, _integral, _np_floordiv, _lifted(lambda a, b: mpmath.floor(a / b)), "math.floordiv",
-         analytic=False, listed=False),
+    _row("div", 2, _float, _np_div, _lifted(_mp_div), "/", _vjp_div, listed=False, plain=False),
+    _row("floordiv", 2, _arith, _np_floordiv, _lifted(lambda a, b: mpmath.floor(_mp_div(a, b))), "math.floordiv",
+         analytic=False, listed=False, edges="of floats: that of the true quotient, where `floor(x / y)` is of the rounded one"),
     _row("mod", 2, _arith, np.mod, _lifted(lambda a, b: a - b * mpmath.floor(a / b)), "math.mod",
-         lambda b, g, a, y: (g, b.op("neg", b.op("mul", g, b.op("round", b.op("div", b.op("sub", a[0], y), a[1]))))),
-         analytic=False, listed=False, edges="the sign is that of the divisor, as in Python"),
-    _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False,
-         edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative"),
+         _vjp_quotient, analytic=False, listed=False, edges="the sign is that of the divisor, as in Python"),
+    _row("fmod", 2, _arith, np.fmod, _lifted(_mp_fmod), "math.fmod", _vjp_quotient, analytic=False, plain=False,
+         doc="what `x / y`, rounded toward 0, leaves", edges="the sign is that of x, as in C"),
+    _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False, plain=False,
+         domain=(0.0, math.inf),
+         edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative", coarse=True),
     _row("neg", 1, _arith, np.negative, _lifted(lambda a: -a), "-", lambda b, g, a, y: (b.op("neg", g),), listed=False),
     _row("lt", 2, _compare, _np_compare(np.less), lambda a, b: a < b, "<", listed=False),
     _row("le", 2, _compare, _np_compare(np.less_equal), lambda a, b: a <= b, "<=", listed=False),
@@ -379,46 +420,80 @@ _ROWS = (
     _row("trunc", 1, _float, np.trunc, _lifted(lambda x: mpmath.sign(x) * mpmath.floor(abs(x))), "math.trunc",
          analytic=False, doc="the integer part", edges="derivative 0"),
     # exponentials, logarithms, roots
-    _row("exp", 1, _float, np.exp, _lifted(_mp_exp), "tl.exp", _times(lambda b, x, y: y), doc="e ** x", neighbour="exp2"),
-    _row("exp2", 1, _float, np.exp2, _lifted(lambda x: _mp_exp(x * mpmath.log(2))), "tl.exp2",
-         _times(lambda b, x, y: b.op("mul", _LN2, y)), analytic=False, doc="2 ** x", neighbour="exp"),
+    _row("exp", 1, _float, np.exp, _lifted(_mp_exp), "math.exp", _times(lambda b, x, y: y), doc="e ** x", neighbour="exp2", coarse=True),
+    _row("exp2", 1, _float, np.exp2, _lifted(lambda x: _mp_exp(x * mpmath.log(2))), "math.exp2",
+         _times(lambda b, x, y: b.op("mul", _LN2, y)), analytic=False, doc="2 ** x", neighbour="exp", coarse=True),
     _row("expm1", 1, _float, np.expm1, _lifted(lambda x: mpmath.expm1(x) if abs(x) < 1e6 else _mp_exp(x) - 1),
-         "math.expm1", _times(lambda b, x, y: b.op("exp", x)), doc="e ** x - 1, accurate near 0", neighbour="exp"),
-    _row("log", 1, _float, np.log, _lifted(_mp_log), "tl.log",
-         lambda b, g, a, y: (b.op("div", g, a[0]),), doc="natural logarithm", neighbour="log2"),
-    _row("log2", 1, _float, np.log2, _lifted(lambda x: _mp_log(x) / mpmath.log(2)), "tl.log2",
+         "math.expm1", _times(lambda b, x, y: b.op("exp", x)), doc="e ** x - 1, accurate near 0", neighbour="exp", coarse=True),
+    _row("log", 1, _float, np.log, _lifted(_mp_log), "math.log",
+         lambda b, g, a, y: (b.op("div", g, a[0]),), doc="natural logarithm", neighbour="log2",
+         domain=(0.0, math.inf), coarse=True),
+    _row("log2", 1, _float, np.log2, _lifted(lambda x: _mp_log(x) / mpmath.log(2)), "math.log2",
          lambda b, g, a, y: (b.op("div", g, b.op("mul", _LN2, a[0])),), analytic=False, doc="logarithm to base 2",
-         neighbour="log"),
+         neighbour="log", domain=(0.0, math.inf), coarse=True),
+    _row("log10", 1, _float, np.log10, _lifted(lambda x: _mp_log(x) / mpmath.log(10)), "math.log10",
+         lambda b, g, a, y: (b.op("div", g, b.op("mul", _LN10, a[0])),), doc="logarithm to base 10",
+         neighbour="log", domain=(0.0, math.inf), coarse=True),
     _row("log1p", 1, _float, np.log1p, _lifted(lambda x: _mp_log(1 + x) if abs(x) > 0.5 else mpmath.log1p(x)),
          "math.log1p", lambda b, g, a, y: (b.op("div", g, b.op("add", 1, a[0])),), doc="log(1 + x), accurate near 0",
-         neighbour="log"),
+         neighbour="log", domain=(-1.0, math.inf), coarse=True),
     _row("sqrt", 1, _float, np.sqrt, _lifted(lambda x: mpmath.nan if x < 0 else mpmath.sqrt(x)), "tl.sqrt",
          lambda b, g, a, y: (b.op("div", g, b.op("mul", 2, y)),), doc="square root", edges="derivative inf at 0",
-         neighbour="rsqrt"),
+         neighbour="rsqrt", domain=(0.0, math.inf)),
     _row("rsqrt", 1, _float, lambda x: 1 / np.sqrt(x), _lifted(
         lambda x: mpmath.nan if x < 0 else _INF if x == 0 else 1 / mpmath.sqrt(x)), "tl.rsqrt",
          _times(lambda b, x, y: b.op("mul", -0.5, b.op("mul", y, b.op("mul", y, y)))), doc="1 / sqrt(x)",
-         edges="inf at 0, derivative -inf", neighbour="sqrt"),
+         edges="inf at 0, derivative -inf", neighbour="sqrt", domain=(0.0, math.inf)),
     _row("square", 1, _arith, np.square, _lifted(lambda x: x * x), "math.square",
          _times(lambda b, x, y: b.op("mul", 2, x)), doc="x * x"),
-    # trigonometric
-    _row("sin", 1, _float, np.sin, _lifted(lambda x: mpmath.nan if mpmath.isinf(x) else mpmath.sin(x)), "tl.sin",
+    _row("hypot", 2, _float, np.hypot, _lifted(mpmath.hypot), "math.hypot", _vjp_hypot, analytic=False, plain=False,
+         doc="sqrt(x * x + y * y), without overflow", edges="derivatives 0 where both are 0"),
+    # trigonometric and hyperbolic, and their inverses
+    _row("sin", 1, _float, np.sin, _lifted(_mp_periodic(mpmath.sin)), "math.sin",
          _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos"),
-    _row("cos", 1, _float, np.cos, _lifted(lambda x: mpmath.nan if mpmath.isinf(x) else mpmath.cos(x)), "tl.cos",
+    _row("cos", 1, _float, np.cos, _lifted(_mp_periodic(mpmath.cos)), "math.cos",
          _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin"),
+    _row("tan", 1, _float, np.tan, _lifted(_mp_periodic(mpmath.tan)), "math.tan",
+         _times(lambda b, x, y: b.op("add", 1, b.op("mul", y, y))), doc="tangent of radians", neighbour="tanh",
+         domain=(-0.5 * math.pi, 0.5 * math.pi)),
+    _row("asin", 1, _float, np.arcsin, _lifted(mpmath.asin), "math.asin",
+         lambda b, g, a, y: (b.op("mul", g, _bow(b, a[0])),), doc="inverse sine", edges="derivative inf at -1 and 1",
+         neighbour="acos", domain=(-1.0, 1.0), coarse=True),
+    _row("acos", 1, _float, np.arccos, _lifted(mpmath.acos), "math.acos",
+         lambda b, g, a, y: (b.op("neg", b.op("mul", g, _bow(b, a[0]))),), doc="inverse cosine, in [0, pi]",
+         edges="derivative -inf at -1 and 1", neighbour="asin", domain=(-1.0, 1.0), coarse=True),
+    _row("atan", 1, _float, np.arctan, _lifted(mpmath.atan), "math.atan",
+         lambda b, g, a, y: (b.op("div", g, b.op("add", 1, b.op("mul", a[0], a[0]))),), doc="inverse tangent",
+         neighbour="tanh", coarse=True),
+    _row("atan2", 2, _float, np.arctan2, _lifted(mpmath.atan2), "math.atan2", _vjp_atan2, analytic=False, plain=False,
+         doc="angle of the point (x, y), in [-pi, pi]", edges="derivatives 0 where both are 0", coarse=True),
+    _row("sinh", 1, _float, np.sinh, _lifted(_mp_sinh), "math.sinh", _times(lambda b, x, y: b.op("cosh", x)),
+         doc="hyperbolic sine", neighbour="cosh", coarse=True),
+    _row("cosh", 1, _float, np.cosh, _lifted(_mp_cosh), "math.cosh", _times(lambda b, x, y: b.op("sinh", x)),
+         doc="hyperbolic cosine", neighbour="sinh", coarse=True),
+    _row("asinh", 1, _float, np.arcsinh, _lifted(mpmath.asinh), "math.asinh",
+         lambda b, g, a, y: (b.op("div", g, b.op("hypot", a[0], 1.0)),), doc="inverse hyperbolic sine", neighbour="asin", coarse=True),
+    _row("acosh", 1, _float, np.arccosh, _lifted(mpmath.acosh), "math.acosh",
+         lambda b, g, a, y: (b.op("mul", b.op("mul", g, b.op("rsqrt", b.op("sub", a[0], 1))),
+                                  b.op("rsqrt", b.op("add", a[0], 1))),),
+         doc="inverse hyperbolic cosine", edges="NaN below 1; derivative inf at 1", neighbour="asinh",
+         domain=(1.0, math.inf), coarse=True),
+    _row("atanh", 1, _float, np.arctanh, _lifted(mpmath.atanh), "math.atanh",
+         lambda b, g, a, y: (b.op("div", g, b.op("mul", b.op("sub", 1, a[0]), b.op("add", 1, a[0]))),),
+         doc="inverse hyperbolic tangent", edges="infinite at -1 and 1, NaN beyond", neighbour="atan", domain=(-1.0, 1.0), coarse=True),
     # sigmoids
     _row("tanh", 1, _float, np.tanh, _lifted(_mp_tanh), "math.tanh",
-         _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid"),
+         _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid", coarse=True),
     _row("sigmoid", 1, _float, _np_sigmoid, _lifted(_mp_sigmoid), "math.sigmoid",
          _times(lambda b, x, y: b.op("mul", y, b.op("sub", 1, y))), doc="1 / (1 + exp(-x)), without overflow",
-         neighbour="tanh"),
+         neighbour="tanh", coarse=True),
     _row("softplus", 1, _float, _np_softplus, _lifted(_mp_softplus), "math.softplus",
-         _times(lambda b, x, y: b.op("sigmoid", x)), doc="log(1 + exp(x)), without overflow", neighbour="relu"),
+         _times(lambda b, x, y: b.op("sigmoid", x)), doc="log(1 + exp(x)), without overflow", neighbour="relu", coarse=True),
     _row("erf", 1, _float, _elementwise(math.erf), _lifted(lambda x: 1 - _mp_erfc(x) if abs(x) > 30 else mpmath.erf(x)),
-         "math.erf", _times(lambda b, x, y: _bell(b, x)), analytic=False, doc="error function", neighbour="erfc"),
+         "math.erf", _times(lambda b, x, y: _bell(b, x)), analytic=False, doc="error function", neighbour="erfc", coarse=True),
     _row("erfc", 1, _float, _elementwise(math.erfc), _lifted(_mp_erfc), "math.erfc",
          _times(lambda b, x, y: b.op("neg", _bell(b, x))), analytic=False, doc="1 - erf(x), accurate in the tail",
-         neighbour="erf"),
+         neighbour="erf", coarse=True),
     # pieces
     _row("relu", 1, _arith, _np_relu, _lifted(lambda x: mpmath.mpf(0) if x <= 0 else x), "math.relu",
          lambda b, g, a, y: ((b.op("not", b.op("le", a[0], 0)), g),), doc="x where x > 0, else 0",

@@ -35,14 +35,14 @@ _SPELLING = {
     "ne": "x != y", "and": "x & y", "or": "x | y", "xor": "x ^ y", "not": "~x", "shl": "x << y", "shr": "x >> y",
 }  # fmt: skip
 _MEANING = {
-    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "floor of the quotient of ints",
+    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "floordiv": "quotient rounded down",
     "mod": "remainder of `x / y` rounded down", "pow": "power", "neg": "negative", "and": "both, of ints bit by bit", "or": "either, of ints bit by bit", "xor": "exactly one, of ints bit by bit",
     "not": "not, of ints bit by bit", "shl": "bits moved up", "shr": "bits moved down, the sign staying",
     "lt": "less", "le": "less or equal", "gt": "greater", "ge": "greater or equal", "eq": "equal", "ne": "unequal",
 }  # fmt: skip
-_NAMES = {"where": "condition, a, b", "clamp": "x, low, high"}
+_NAMES = {"where": "condition, a, b", "clamp": "x, low, high", "atan2": "y, x"}
 _KINDS = {
-    "_arith": "number", "_float": "float", "_integral": "number", "_power": "number", "_compare": "bool",
+    "_arith": "number", "_float": "float", "_power": "number", "_compare": "bool",
     "_predicate": "bool", "_logic": "bool or int", "_shift": "int", "_where": "any",
 }  # fmt: skip
 

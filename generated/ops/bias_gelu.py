@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
-from ..runtime.math import erfc, maximum, minimum, sigmoid
+from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @triton.jit
 def bias_gelu_forward(
     x_ptr, x_strides, bias_ptr, bias_strides, y_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
@@ -31,9 +31,9 @@ def bias_gelu_forward(
     if approximate == "tanh":
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
-        cdf = sigmoid(u)
+        cdf = sigmoid(u, HALF)
     else:
-        cdf = 0.5 * erfc(-0.7071067811865476 * z)
+        cdf = 0.5 * erfc(-0.7071067811865476 * z, HALF)
     y = z * cdf
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -42,8 +42,8 @@ def bias_gelu_forward(
 def bias_gelu_backward(
     x_ptr, x_strides, bias_ptr, bias_strides, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dbias_ptr, dbias_sum_ptr,
     sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
-    n_reduced: tl.int64, span: tl.int64, approximate: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_reduced: tl.int64, span: tl.int64, approximate: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
@@ -60,12 +60,12 @@ def bias_gelu_backward(
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         if approximate == "tanh":
             u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
-            cdf = sigmoid(u)
+            cdf = sigmoid(u, HALF)
             du = 1.5957691216057308 * (1 + 0.134145 * z2)
-            pdf = du * cdf * sigmoid(-u)
+            pdf = du * cdf * sigmoid(-u, HALF)
         else:
-            cdf = 0.5 * erfc(-0.7071067811865476 * z)
-            pdf = 0.3989422804014327 * tl.exp(-0.5 * z2)
+            cdf = 0.5 * erfc(-0.7071067811865476 * z, HALF)
+            pdf = 0.3989422804014327 * exp(-0.5 * z2, HALF)
         dz = dy * (cdf + minimum(z, 100) * pdf)  # inf * 0 would be NaN
         dx = dz
         if dx_ptr is not None:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import erfc, maximum, minimum, sigmoid
+from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @triton.jit
 def gelu_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
@@ -30,9 +30,9 @@ def gelu_forward(
     if approximate == "tanh":
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
-        cdf = sigmoid(u)
+        cdf = sigmoid(u, HALF)
     else:
-        cdf = 0.5 * erfc(-0.7071067811865476 * z)
+        cdf = 0.5 * erfc(-0.7071067811865476 * z, HALF)
     y = z * cdf
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -40,7 +40,7 @@ def gelu_forward(
 @triton.jit
 def gelu_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, approximate: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
@@ -49,12 +49,12 @@ def gelu_backward(
     z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
     if approximate == "tanh":
         u = 1.5957691216057308 * z * (1 + 0.044715 * z2)
-        cdf = sigmoid(u)
+        cdf = sigmoid(u, HALF)
         du = 1.5957691216057308 * (1 + 0.134145 * z2)
-        pdf = du * cdf * sigmoid(-u)
+        pdf = du * cdf * sigmoid(-u, HALF)
     else:
-        cdf = 0.5 * erfc(-0.7071067811865476 * z)
-        pdf = 0.3989422804014327 * tl.exp(-0.5 * z2)
+        cdf = 0.5 * erfc(-0.7071067811865476 * z, HALF)
+        pdf = 0.3989422804014327 * exp(-0.5 * z2, HALF)
     tl.store(dx_ptr + i, dy * (cdf + minimum(z, 100) * pdf), mask=mask)
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @triton.jit
 def glu_forward(
-    x_ptr, x_strides, x_stride_S: tl.int64, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, x_stride_S: tl.int64, y_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
-    s = sigmoid(x_1)
+    s = sigmoid(x_1, HALF)
     y = a * s
     tl.store(y_ptr + i, y, mask=mask)
 

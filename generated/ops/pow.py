@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.math import log
 from ..runtime.math import pow as pow_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 @triton.jit
 def pow_forward(
     x_ptr, x_strides, x_number: tl.float64, exponent_ptr, exponent_strides, exponent_number: tl.float64, y_ptr,
-    sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     if x_ptr is None:
@@ -34,7 +35,7 @@ def pow_forward(
         exponent = scalar(exponent_number, COMPUTE)
     else:
         exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
-    y = pow_(x, exponent)
+    y = pow_(x, exponent, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -42,8 +43,8 @@ def pow_forward(
 def pow_backward(
     x_ptr, x_strides, x_number: tl.float64, exponent_ptr, exponent_strides, exponent_number: tl.float64, dy_ptr,
     dy_strides, dx_ptr, dx_sum_ptr, dexponent_ptr, dexponent_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides,
-    reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
     first, last = share(n_reduced, reduced_strides, span)
@@ -62,13 +63,13 @@ def pow_backward(
         else:
             exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        half = pow_(x, 0.5 * exponent)  # y itself may overflow
-        dx = tl.where(exponent == 0, 0, dy * (exponent / pow_(x, 1 - exponent)))
+        half = pow_(x, 0.5 * exponent, HALF)  # y itself may overflow
+        dx = tl.where(exponent == 0, 0, dy * (exponent / pow_(x, 1 - exponent, HALF)))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dx, 0.0)
-        dexponent = tl.where((x == 0) & (exponent >= 0), 0, dy * (half * tl.log(x) * half))
+        dexponent = tl.where((x == 0) & (exponent >= 0), 0, dy * (half * log(x, HALF) * half))
         if dexponent_ptr is not None:
             tl.store(dexponent_ptr + i, dexponent, mask=mask)
         if dexponent_sum_ptr is not None:

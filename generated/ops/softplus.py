@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 @triton.jit
 def softplus_forward(
     x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, beta: tl.float64, threshold: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     beta = scalar(beta, COMPUTE)
     threshold = scalar(threshold, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     z = beta * x
-    y = tl.where(z > threshold, x, softplus_(z) / beta)
+    y = tl.where(z > threshold, x, softplus_(z, HALF) / beta)
     tl.store(y_ptr + i, y, mask=mask)
 
 
 @triton.jit
 def softplus_backward(
     x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, beta: tl.float64,
-    threshold: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    threshold: tl.float64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     beta = scalar(beta, COMPUTE)
@@ -45,7 +46,7 @@ def softplus_backward(
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     z = beta * x
-    tl.store(dx_ptr + i, tl.where(z > threshold, dy, dy * sigmoid(z)), mask=mask)
+    tl.store(dx_ptr + i, tl.where(z > threshold, dy, dy * sigmoid(z, HALF)), mask=mask)
 
 
 class Softplus(PointwiseOp):

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @triton.jit
 def swiglu_forward(
-    gate_ptr, gate_strides, up_ptr, up_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    gate_ptr, gate_strides, up_ptr, up_strides, y_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
     up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
-    s = sigmoid(gate)
+    s = sigmoid(gate, HALF)
     y = gate * s * up
     tl.store(y_ptr + i, y, mask=mask)
 
