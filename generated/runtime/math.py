@@ -1,6 +1,12 @@
-"""Functions that `triton.language` lacks, in Triton: the same arithmetic on every device and in the interpreter.
+"""Functions that `triton.language` lacks or computes too coarsely: the same on every device and in the interpreter.
 
-Each takes and returns the compute dtype (f32 or f64). Coefficients: Chebyshev fits computed to 40 digits with mpmath.
+Each takes and returns the compute dtype. In f64 a result is off by at most 2 units in the last place; in f32, by at
+most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, for f32 whose result is stored in 16 bits,
+is a cheaper form: a relative error of at most 2**-14, and 0 for what is below 2**-126. `benchmarks/accuracy.py`
+measures all of it.
+
+No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
+The polynomials are in `polynomials.py`.
 """
 
 from __future__ import annotations
@@ -8,14 +14,626 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .polynomials import (
+    asin_tail,
+    asinh_tail,
+    atan_tail,
+    atanh_tail,
+    atanh_third,
+    erf_excess,
+    erf_quotient,
+    erfcx_by_rcp,
+    erfcx_by_slope,
+    exp_tail,
+    log1p_quotient,
+    log1p_tail,
+    log2_erfc,
+    log2_quotient,
+    sinh_tail,
+    tan_tail,
+    tanh_tail,
+)
+
+# ---------------------------------------------------------------------------------------------- pieces
+
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x)): the power overflows to inf, and the quotient to 0, where x is far below 0."""
+def negative(x):
+    """Whether the sign bit is set: also that of -0."""
     if x.dtype == tl.float64:
-        return 1.0 / (1.0 + tl.exp(-x))
+        return x.to(tl.int64, bitcast=True) < 0
     else:
-        return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+        return x.to(tl.int32, bitcast=True) < 0
+
+
+@triton.jit
+def copysign(size, x):
+    """A size that is not negative, with the sign bit of x."""
+    if x.dtype == tl.float64:
+        sign_bit = x.to(tl.int64, bitcast=True) & -0x8000000000000000
+        return (size.to(tl.int64, bitcast=True) | sign_bit).to(tl.float64, bitcast=True)
+    else:
+        sign_bit = x.to(tl.int32, bitcast=True) & -0x80000000
+        return (size.to(tl.int32, bitcast=True) | sign_bit).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def high_bits(x):
+    """The first 26 (f64) or 12 (f32) significant bits of x: products of two such numbers are exact."""
+    if x.dtype == tl.float64:
+        return (x.to(tl.int64, bitcast=True) & -0x8000000).to(tl.float64, bitcast=True)
+    else:
+        return (x.to(tl.int32, bitcast=True) & -0x1000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rcp_short(x):
+    """1 / x to 2**-21 for 0 <= x: a GPU has an instruction for 1 / sqrt(x), and Triton reaches none for 1 / x."""
+    r = tl.rsqrt(x)
+    return r * r
+
+
+@triton.jit
+def exp2_short(x):
+    """2 ** x to 2**-22, and 0 below 2**-126: one instruction of a GPU."""
+    return tl.exp2(x)
+
+
+@triton.jit
+def exp_sum(x, low, SHIFT: tl.constexpr = 0):
+    """exp(x + low) / 2**SHIFT for a small `low`: Cody and Waite's reduction; 2**n in two factors reaches both ends."""
+    # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
+    # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
+    if x.dtype == tl.float64:
+        x = tl.clamp(x, -746.0, 711.0, propagate_nan=tl.PropagateNan.ALL)
+        t = x * 1.4426950408889634 + 6755399441057790.0
+        n = t - 6755399441057790.0
+        r = (x - n * 0.6931471805598903) - (n * 5.497923018708371e-14 - low)
+        bits = t.to(tl.int64, bitcast=True)
+        half = bits >> 1
+        first = (half << 52).to(tl.float64, bitcast=True)
+        second = ((bits - half - SHIFT) << 52).to(tl.float64, bitcast=True)
+    else:
+        x = tl.clamp(x, -104.0, 90.0, propagate_nan=tl.PropagateNan.ALL)
+        t = x * 1.4426950408889634 + 12583166.0
+        n = t - 12583166.0
+        r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
+        bits = t.to(tl.int32, bitcast=True)
+        half = bits >> 1
+        first = (half << 23).to(tl.float32, bitcast=True)
+        second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
+    return (1.0 + (r + r * r * exp_tail(r))) * first * second
+
+
+@triton.jit
+def log2_short(x):
+    """log2(x) for a finite positive f32 that is not subnormal: x = 2**k * (1 + f), |f| <= 1/3; to 2**-16."""
+    bits = x.to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    return f * log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
+
+
+@triton.jit
+def log2_edges(x):
+    """`log2_short` of every f32."""
+    tiny = x < 1.1754943508222875e-38
+    y = log2_short(tl.abs(tl.where(tiny, x * 8388608.0, x))) + tl.where(tiny, -23.0, 0.0)
+    y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
+    return tl.where(x < float("inf"), y, x)
+
+
+@triton.jit
+def atan_core(t, HALF: tl.constexpr):
+    """atan(t) for 0 <= t <= 1."""
+    z = t * t
+    return t + t * z * atan_tail(z, HALF)
+
+
+@triton.jit
+def quarter_less(y):
+    """pi / 2 - y."""
+    if y.dtype == tl.float64:
+        return 1.5707963267948966 - (y - 6.123233995736766e-17)
+    else:
+        return 1.5707964 - (y + 4.371139e-08)
+
+
+@triton.jit
+def half_turn_less(y):
+    """pi - y."""
+    if y.dtype == tl.float64:
+        return 3.141592653589793 - (y - 1.2246467991473532e-16)
+    else:
+        return 3.1415927 - (y + 8.742278e-08)
+
+
+# ---------------------------------------------------------------------------------------------- exponentials
+
+
+@triton.jit
+def exp(x, HALF: tl.constexpr = False):
+    """e ** x: Cody and Waite in f32, for a GPU's own is exp2(x * log2(e)), 44 units off at x = 88."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    elif HALF:
+        return exp2_short(x * 1.4426950408889634)
+    else:
+        return exp_sum(x, 0.0)
+
+
+@triton.jit
+def exp2(x, HALF: tl.constexpr = False):
+    """2 ** x: `tl.exp2`, kept from the subnormal results that a GPU flushes to 0."""
+    if x.dtype == tl.float64 or HALF:
+        return tl.exp2(x)
+    else:
+        low = x < -120.0
+        return tl.exp2(tl.where(low, x + 32.0, x)) * tl.where(low, 2.3283064365386963e-10, 1.0)
+
+
+@triton.jit
+def expm1(x, HALF: tl.constexpr = False):
+    """exp(x) - 1: 2**n * expm1(r) + (2**n - 1), with n and r of Cody and Waite."""
+    if x.dtype == tl.float64:
+        c = tl.clamp(x, -50.0, 710.0, propagate_nan=tl.PropagateNan.ALL)
+        t = c * 1.4426950408889634 + 6755399441056766.0
+        n = t - 6755399441056766.0
+        r = (c - n * 0.6931471805598903) - n * 5.497923018708371e-14
+        half = (t.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)  # 2**(n - 1) does not overflow
+        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        return tl.where(tl.abs(x) < 1e-17, x, y)
+    elif HALF:
+        return tl.where(tl.abs(x) < 0.01, x * (0.5 * x + 1.0), exp2_short(x * 1.4426950408889634) - 1.0)
+    else:
+        c = tl.clamp(x, -20.0, 89.0, propagate_nan=tl.PropagateNan.ALL)
+        t = c * 1.4426950408889634 + 12583038.0
+        n = t - 12583038.0
+        r = (c - n * 0.693145751953125) - n * 1.4286068e-06
+        half = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        return tl.where(tl.abs(x) < 1e-8, x, y)
+
+
+@triton.jit
+def sigmoid(x, HALF: tl.constexpr = False):
+    """1 / (1 + exp(-x)), as e / (1 + e) below 0: accurate far below it too."""
+    if x.dtype == tl.float32 and HALF:
+        return rcp_short(1.0 + exp2_short(x * -1.4426950408889634))
+    else:
+        e = exp(-tl.abs(x))
+        return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def softplus(x, HALF: tl.constexpr = False):
+    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), without overflow."""
+    top = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if x.dtype == tl.float64:
+        return top + log1p(tl.exp(-tl.abs(x)))
+    else:
+        e = exp(-tl.abs(x), HALF)
+        return top + e * log1p_quotient(e, HALF)
+
+
+@triton.jit
+def sinh(x, HALF: tl.constexpr = False):
+    """(exp(x) - exp(-x)) / 2; an odd polynomial near 0."""
+    if x.dtype == tl.float32 and HALF:
+        t = x * 1.4426950408889634
+        z = x * x
+        far = exp2_short(t - 1.0) - exp2_short(-1.0 - t)
+        return tl.where(tl.abs(x) < 0.2, x + x * z * sinh_tail(z, True), far)
+    else:
+        a = tl.abs(x)
+        z = tl.where(a < 1.0, x * x, 0.0)
+        h = exp_sum(a, 0.0, 1)
+        if x.dtype == tl.float64:
+            far = h - 0.25 / h
+        else:
+            far = h - tl.exp2(a * -1.4426950408889634 - 1.0)
+        return tl.where(a < 1.0, x + x * (z * sinh_tail(z)), copysign(far, x))
+
+
+@triton.jit
+def cosh(x, HALF: tl.constexpr = False):
+    """(exp(x) + exp(-x)) / 2, halved before it can overflow."""
+    if x.dtype == tl.float32 and HALF:
+        t = x * 1.4426950408889634
+        return exp2_short(t - 1.0) + exp2_short(-1.0 - t)
+    else:
+        a = tl.abs(x)
+        h = exp_sum(a, 0.0, 1)
+        if x.dtype == tl.float64:
+            return h + 0.25 / h
+        else:
+            return h + tl.exp2(a * -1.4426950408889634 - 1.0)
+
+
+@triton.jit
+def tanh(x, HALF: tl.constexpr = False):
+    """1 - 2 / (1 + exp(2 x)); an odd polynomial near 0, where that cancels."""
+    if x.dtype == tl.float32 and HALF:
+        z = x * x
+        far = 1.0 - 2.0 * rcp_short(1.0 + exp2_short(x * 2.8853900817779268))
+        return tl.where(tl.abs(x) < 0.125, x + x * z * tanh_tail(z, True), far)
+    else:
+        a = tl.abs(x)
+        z = tl.where(a < 0.6, x * x, 0.0)
+        if x.dtype == tl.float64:
+            far = 1.0 - 2.0 / (1.0 + exp_sum(a + a, 0.0))
+        else:
+            far = 1.0 - 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
+        return tl.where(a < 0.6, x + x * (z * tanh_tail(z)), copysign(far, x))
+
+
+# ---------------------------------------------------------------------------------------------- logarithms
+
+
+@triton.jit
+def log(x, HALF: tl.constexpr = False):
+    """The natural logarithm."""
+    if x.dtype == tl.float32 and HALF:
+        return log2_edges(x) * 0.6931471805599453
+    else:
+        return tl.log(x)
+
+
+@triton.jit
+def log2(x, HALF: tl.constexpr = False):
+    """The logarithm to base 2."""
+    if x.dtype == tl.float32 and HALF:
+        return log2_edges(x)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def log10(x, HALF: tl.constexpr = False):
+    """The logarithm to base 10, from the natural one."""
+    if x.dtype == tl.float32 and HALF:
+        return log2_edges(x) * 0.3010299956639812
+    else:
+        return tl.log(x) * 0.4342944819032518
+
+
+@triton.jit
+def log1p(x, HALF: tl.constexpr = False):
+    """log(1 + x): f64 mends log of the rounded sum u by what the sum lost over u; f32 has a polynomial of its own."""
+    u = 1.0 + x
+    if x.dtype == tl.float64:
+        lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x))
+        inside = (u > 0) & (u < float("inf"))
+        y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
+        return tl.where(u == 1.0, x, y)
+    else:
+        # u = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k + (2**-k - 1)
+        k = (tl.abs(u).to(tl.int32, bitcast=True) - 0x3F2AAAAB) & -0x800000
+        scale = (0x40000000 - k).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
+        m = (x.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True) + (0.5 * scale - 1.0)
+        n = k.to(tl.float32)
+        if HALF:
+            y = (m * log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
+        else:
+            tail = m + (m * m * log1p_tail(m) + n * 1.7030314e-13)
+            y = n * 8.262941264808194e-08 + tail
+        y = tl.where(u > 0, y, tl.where(u == 0, float("-inf"), float("nan")))
+        return tl.where((tl.abs(x) > 1e-8) & (x < float("inf")), y, x)
+
+
+@triton.jit
+def asinh(x, HALF: tl.constexpr = False):
+    """sign(x) * log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
+    a = tl.abs(x)
+    if x.dtype == tl.float32 and HALF:
+        z = x * x
+        half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
+        far = (log2_short(half) + 1.0) * 0.6931471805599453
+        y = tl.where(a < 0.3, a + a * z * asinh_tail(z), tl.where(a < float("inf"), far, a))
+        return copysign(y, x)
+    else:
+        big = a > 1152921504606846976.0
+        z = a * a
+        w = tl.where(big, a, a + z / (1.0 + tl.sqrt(1.0 + z)))
+        return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
+
+
+@triton.jit
+def acosh(x, HALF: tl.constexpr = False):
+    """log1p(t + sqrt(t * (t + 2))), t = x - 1."""
+    t = x - 1.0
+    big = x > 1152921504606846976.0
+    w = tl.where(big, x, t + tl.sqrt(t * (t + 2.0)))
+    y = log1p(w, HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+    return tl.where(x < 1.0, float("nan"), y)
+
+
+@triton.jit
+def atanh(x, HALF: tl.constexpr = False):
+    """sign(x) * log1p(2 a + 2 a**2 / (1 - a)) / 2, a = |x|."""
+    a = tl.abs(x)
+    if x.dtype == tl.float32 and HALF:
+        z = x * x
+        far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
+        far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
+        return copysign(tl.where(a < 0.2, a + a * z * atanh_tail(z), far), x)
+    else:
+        twice = a + a
+        y = 0.5 * log1p(twice + twice * a / (1.0 - a))
+        return copysign(tl.where(a > 1.0, float("nan"), y), x)
+
+
+# ---------------------------------------------------------------------------------------------- trigonometry
+
+
+@triton.jit
+def sin(x):
+    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0."""
+    return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
+
+
+@triton.jit
+def cos(x):
+    """`tl.cos`."""
+    return tl.cos(x)
+
+
+@triton.jit
+def tan(x):
+    """tan(r) or -1 / tan(r), r = x - n pi / 2 in f64; beyond 500000, where any is, sin / cos in f64."""
+    wide = x.to(tl.float64)
+    t = wide * 0.6366197723675814 + 6755399441055744.0
+    n = t - 6755399441055744.0
+    turned = (t.to(tl.int64, bitcast=True) & 1) != 0
+    r = wide - n * 1.5707963267341256  # exact: 33 bits times 19
+    if x.dtype == tl.float64:
+        step = n * 6.077100506303966e-11  # exact too
+        high = r - step
+        low = ((r - high) - step) - n * 2.0222662487959506e-21
+        r = high + low
+        low = (high - r) + low
+        z = r * r
+        v = r * (z * tan_tail(z))
+        v = v + low * (1.0 + (r + v) * (r + v))
+        y = r + v
+        w = -1.0 / tl.where(turned, y, 1.0)
+        y = tl.where(turned, w + w * w * (v - (y - r)), y)
+    else:
+        r = (r - n * 6.077100506506192e-11).to(tl.float32)
+        z = r * r
+        y = r + r * (z * tan_tail(z))
+        y = tl.where(turned, -1.0 / y, y)
+    y = tl.where(tl.abs(x) < 1e-20, x, y)
+    far = tl.abs(x) > 500000.0
+    if any_lane(far):
+        wide = tl.where(far, wide, 0.0)
+        y = tl.where(far, (tl.sin(wide) / tl.cos(wide)).to(x.dtype), y)
+    return tl.where(x == x, y, x)
+
+
+@triton.jit
+def any_lane(condition):
+    """Whether a condition holds anywhere in a block."""
+    if condition.type.is_block():
+        return tl.max(condition.to(tl.int32), axis=None) != 0
+    else:
+        return condition
+
+
+@triton.jit
+def asin(x, HALF: tl.constexpr = False):
+    """An odd polynomial to 1/2; pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond."""
+    a = tl.abs(x)
+    far = a > 0.5
+    z = tl.where(far, 0.5 - 0.5 * a, x * x)
+    s = tl.where(far, tl.sqrt(z), a)
+    y = s + s * (z * asin_tail(z, HALF))
+    return copysign(tl.where(far, quarter_less(y + y), y), x)
+
+
+@triton.jit
+def acos(x, HALF: tl.constexpr = False):
+    """pi / 2 - asin(x) to 1/2; 2 asin(sqrt((1 - |x|) / 2)) beyond, from pi where x is negative."""
+    a = tl.abs(x)
+    far = a > 0.5
+    z = tl.where(far, 0.5 - 0.5 * a, x * x)
+    s = tl.where(far, tl.sqrt(z), x)
+    y = s + s * (z * asin_tail(z, HALF))
+    return tl.where(far, tl.where(x < 0, half_turn_less(y + y), y + y), quarter_less(y))
+
+
+@triton.jit
+def atan(x, HALF: tl.constexpr = False):
+    """An odd polynomial to 1; pi / 2 - atan(1 / |x|) beyond."""
+    a = tl.abs(x)
+    far = a > 1.0
+    if x.dtype == tl.float32 and HALF:
+        y = atan_core(tl.where(far, rcp_short(a), a), True)
+    else:
+        y = atan_core(tl.where(far, 1.0 / a, a), False)
+    return copysign(tl.where(far, quarter_less(y), y), x)
+
+
+@triton.jit
+def atan2(y, x, HALF: tl.constexpr = False):
+    """The angle of (x, y): atan of the smaller over the larger, then turned; the edges of IEEE 754."""
+    y, x = tl.broadcast(y, x)
+    ay = tl.abs(y)
+    ax = tl.abs(x)
+    steep = ay > ax
+    top = tl.where(steep, ax, ay)
+    bottom = tl.where(steep, ay, ax)
+    t = tl.where(top == bottom, tl.where(top == 0, 0.0, 1.0), top / bottom)
+    angle = atan_core(t, HALF)
+    angle = tl.where(steep, quarter_less(angle), angle)
+    return copysign(tl.where(negative(x), half_turn_less(angle), angle), y)
+
+
+# ---------------------------------------------------------------------------------------------- error function
+
+
+@triton.jit
+def erf(x, HALF: tl.constexpr = False):
+    """An odd polynomial to |x| = 1 (half: all the way to 3, where it is 1), the complement beyond."""
+    if x.dtype == tl.float32 and HALF:
+        c = tl.clamp(x, -3.0, 3.0, propagate_nan=tl.PropagateNan.ALL)
+        return c * erf_quotient(c * c)
+    else:
+        a = tl.abs(x)
+        z = tl.where(a < 1.0, x * x, 0.0)
+        if x.dtype == tl.float64:
+            far = 1.0 - erfc(a)
+        else:
+            far = 1.0 - tl.exp2(log2_erfc(tl.minimum(a, 4.0, propagate_nan=tl.PropagateNan.ALL)))
+        return tl.where(a < 1.0, x + x * erf_excess(z), copysign(far, x))
+
+
+@triton.jit
+def erfc(x, HALF: tl.constexpr = False):
+    """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), with a split in two, times a polynomial."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        a = tl.minimum(a, 27.5, propagate_nan=tl.PropagateNan.ALL)
+        high = high_bits(a)
+        d = 1.0 + 2.0 * a
+        lost = tl.where(a < 0.5, 2.0 * a - (d - 1.0), 1.0 - (d - 2.0 * a))
+        e = exp_sum(-high * high, (high - a) * (high + a) - lost / d)
+        y = (e + e * erfcx_by_slope((a - 4.0) / (a + 4.0))) / d
+        z = tl.where(a < 0.45, x * x, 0.0)
+        near = 1.0 - (x + x * erf_excess(z))
+        return tl.where(a < 0.45, near, tl.where(x < 0, 2.0 - y, y))
+    elif HALF:
+        y = exp2_short(log2_erfc(tl.minimum(a, 9.2, propagate_nan=tl.PropagateNan.ALL), True))
+        return tl.where(x < 0, 2.0 - y, y)
+    else:
+        a = tl.minimum(a, 10.1, propagate_nan=tl.PropagateNan.ALL)
+        high = high_bits(a)
+        q = 1.0 / (1.0 + a)
+        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * erfcx_by_rcp(q - 0.5))
+        return tl.where(x < 0, 2.0 - y, y)
+
+
+# ---------------------------------------------------------------------------------------------- powers and roots
+
+
+@triton.jit
+def sqrt(x, HALF: tl.constexpr = False):
+    """`tl.sqrt`, kept from the subnormal operands that a GPU flushes to 0."""
+    if x.dtype == tl.float64 or HALF:
+        return tl.sqrt(x)
+    else:
+        tiny = x < 1.1754943508222875e-38
+        return tl.sqrt(tl.where(tiny, x * 16777216.0, x)) * tl.where(tiny, 0.000244140625, 1.0)
+
+
+@triton.jit
+def rsqrt(x, HALF: tl.constexpr = False):
+    """`tl.rsqrt`, kept from the subnormal operands that a GPU flushes to 0."""
+    if x.dtype == tl.float64 or HALF:
+        return tl.rsqrt(x)
+    else:
+        tiny = x < 1.1754943508222875e-38
+        return tl.rsqrt(tl.where(tiny, x * 16777216.0, x)) * tl.where(tiny, 4096.0, 1.0)
+
+
+@triton.jit
+def pow(x, y, HALF: tl.constexpr = False):
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 10 bits more than the result."""
+    x, y = tl.broadcast(x, y)
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        size = pow_wide(a, y)
+    else:
+        tiny = a < 1.1754943508222875e-38
+        bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+        k = (bits - 0x3F2AAAAB) & -0x800000
+        f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+        n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
+        n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
+        if HALF:
+            size = exp2_short(y * (f * log2_quotient(f) + n))
+        else:
+            w = f.to(tl.float64)
+            p = y.to(tl.float64) * (w * log2_quotient(w) + n.to(tl.float64))
+            t = tl.minimum(tl.maximum(p, -152.0), 130.0) + 6755399441055998.0
+            part = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
+            bits = t.to(tl.int64, bitcast=True).to(tl.int32)
+            half = bits >> 1
+            first = (half << 23).to(tl.float32, bitcast=True)
+            size = part * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
+    size = tl.where(negative(x) & odd, -size, size)
+    size = tl.where((x < 0) & (~whole) & (a < float("inf")), float("nan"), size)
+    return tl.where((x == 1.0) | (y == 0.0) | ((a == 1.0) & (tl.abs(y) == float("inf"))), 1.0, size)
+
+
+@triton.jit
+def pow_wide(a, y):
+    """a ** y in f64 for a >= 0: log(a) = k log(2) + 2 atanh(f / (2 + f)) as a sum of two f64 with 66 bits."""
+    tiny = a < 2.2250738585072014e-308
+    bits = tl.where(tiny, a * 18014398509481984.0, a).to(tl.int64, bitcast=True)
+    k = (bits - 0x3FE6A09E667F3BCD) & -0x10000000000000
+    m = (bits - k).to(tl.float64, bitcast=True)
+    n = (k >> 52).to(tl.float64) - tl.where(tiny, 54.0, 0.0)
+    # s = (m - 1) / (m + 1) = sh + sl
+    f = m - 1.0
+    g = m + 1.0
+    s = f / g
+    sh = high_bits(s)
+    gh = high_bits(g)
+    sl = ((f - sh * gh) - sh * (m - (gh - 1.0))) / g
+    # atanh(s) = s * (1 + c), c = ch + cl = z / 3 + z**2 * tail, z = s**2 = zh + zl
+    square_sh = sh * sh
+    z = square_sh + sl * (s + sh)
+    zh = high_bits(square_sh)
+    zl = (square_sh - zh) + sl * (s + sh)
+    product = zh * 0.3333333283662796
+    ch = high_bits(product)
+    cl = (product - ch) + (zl * 0.3333333333333333 + (zh * 4.967053731282552e-09 + z * z * atanh_third(z)))
+    sch = sh * ch
+    first = sh + sch
+    rest = (sch - (first - sh)) + (sl + (sl * ch + s * cl))
+    # the sum with k log(2)
+    nh = n * 0.6931471805598903
+    lh = nh + 2.0 * first
+    ll = (2.0 * first - (lh - nh)) + (2.0 * rest + n * 5.497923018708371e-14)
+    # times y, which may stop where every a but 1 has left the range
+    y = tl.clamp(y, -1e24, 2e24, propagate_nan=tl.PropagateNan.ALL)  # equal sizes fail to compile in f64
+    head = high_bits(lh)
+    yh = high_bits(y)
+    product = yh * head
+    low = y * ((lh - head) + ll) + (y - yh) * head
+    size = exp_sum(product, tl.where(tl.abs(product) < 800.0, low, 0.0))
+    edge = (a == 0) | (a == float("inf"))
+    size = tl.where(edge & (y == y), tl.where((a == 0) == (y < 0), float("inf"), 0.0), size)
+    return tl.where(a == a, size, a)
+
+
+@triton.jit
+def hypot(x, y):
+    """sqrt(x**2 + y**2), scaled by a power of 2; infinite where either is, NaN beside it or not."""
+    x, y = tl.broadcast(x, y)
+    a = tl.abs(x)
+    b = tl.abs(y)
+    top = tl.maximum(a, b)
+    if x.dtype == tl.float64:
+        e = top.to(tl.int64, bitcast=True) & 0x7FF0000000000000
+        e = tl.minimum(tl.maximum(e, 0x0010000000000000), 0x7FD0000000000000)
+        up = (0x7FE0000000000000 - e).to(tl.float64, bitcast=True)
+        down = e.to(tl.float64, bitcast=True)
+    else:
+        e = top.to(tl.int32, bitcast=True) & 0x7F800000
+        e = tl.minimum(tl.maximum(e, 0x00800000), 0x7E800000)
+        up = (0x7F000000 - e).to(tl.float32, bitcast=True)
+        down = e.to(tl.float32, bitcast=True)
+    a *= up
+    b *= up
+    size = tl.sqrt(a * a + b * b) * down
+    return tl.where(top == float("inf"), float("inf"), size)
+
+
+# ---------------------------------------------------------------------------------------------- division
 
 
 @triton.jit
@@ -28,35 +646,69 @@ def divide(a, b):
 
 
 @triton.jit
-def log1p(x):
-    """log(1 + x), by the correction of Kahan (HP-15C Advanced Functions Handbook)."""
-    u = 1.0 + x
-    exact = (u == 1.0) | (u == float("inf"))
-    return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1.0, u - 1.0)))
+def fmod(a, b):
+    """The exact remainder of C, with the sign of a: a few bits of the quotient at a time, in f64."""
+    a, b = tl.broadcast(a, b)
+    top = tl.abs(a)
+    bottom = tl.abs(b)
+    endless = bottom == float("inf")
+    divides = (top < float("inf")) & (bottom > 0) & (bottom < float("inf"))
+    r = tl.where(divides, top, 0.0).to(tl.float64)
+    d = tl.where(divides, bottom, 1.0).to(tl.float64)
+    if a.dtype == tl.float64:
+        r = reduced(r, d)
+    else:
+        quotient = top / bottom
+        near = divides & (quotient < 1048576.0) & (bottom > 1.1754943508222875e-38)
+        whole = (tl.where(near, quotient, 0.0) + 12582912.0) - 12582912.0
+        r = r - whole.to(tl.float64) * d  # exact: 21 bits times 24
+        if any_lane(divides & (~near)):
+            r = reduced(r, d)
+    r = tl.where(r < 0, r + d, r).to(a.dtype)
+    r = tl.where(endless & (top < float("inf")), top, tl.where(divides, r, float("nan")))
+    return copysign(r, a)
 
 
 @triton.jit
-def expm1(x):
-    """exp(x) - 1, by the correction of Kahan."""
-    u = tl.exp(x)
-    v = u - 1.0
-    plain = (u == 1.0) | (v == -1.0) | (u == float("inf"))
-    fixed = v * (x / tl.where(plain, 1.0, tl.log(u)))
-    return tl.where(u == 1.0, x, tl.where(plain, v, fixed))
+def reduced(r, d):
+    """r in f64 less a multiple of d > 0, to less than d in size; 20 bits of the quotient a step, each of them exact."""
+    while any_lane(tl.abs(r) >= d):
+        size = tl.abs(r)
+        # c = d times powers of 2, so that size / c is within range, and then within 2**21
+        far = d * 5.260135901548374e210
+        c = tl.where(size / far < 8.452712498170644e270, far, far * 5.260135901548374e210)
+        c = tl.where(size / d < 8.452712498170644e270, d, c)
+        quotient = size / c
+        e = (quotient.to(tl.int64, bitcast=True) & 0x7FF0000000000000) - 0x0140000000000000
+        e = tl.maximum(e, 0x3FF0000000000000)
+        whole = quotient * (0x7FE0000000000000 - e).to(tl.float64, bitcast=True)
+        whole = (whole + 6755399441055744.0) - 6755399441055744.0
+        c = c * e.to(tl.float64, bitcast=True)
+        high = high_bits(c)
+        left = (size - whole * high) - whole * (c - high)
+        left = tl.where(r < 0, -left, left)
+        r = tl.where(size >= d, left, r)
+    return r
 
 
 @triton.jit
-def softplus(x):
-    """log(1 + exp(x)), without overflow."""
-    return relu(x) + log1p(tl.exp(-tl.abs(x)))
+def mod(a, b):
+    """a - b * floor(a / b), exact: the sign of the divisor, as in Python."""
+    if a.dtype.is_floating():
+        r = fmod(a, b)
+    else:
+        r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
 @triton.jit
-def tanh(x):
-    """By expm1: accurate near 0, and 1 far from it."""
-    t = expm1(-2.0 * tl.abs(x))
-    y = -t / (2.0 + t)
-    return tl.where(x < 0, -y, y)
+def floordiv(a, b):
+    """Floor of an integer quotient: Python's sign."""
+    q = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+
+
+# ---------------------------------------------------------------------------------------------- steps and choices
 
 
 @triton.jit
@@ -79,8 +731,8 @@ def minimum(a, b):
 
 @triton.jit
 def clamp(x, low, high):
-    """minimum(maximum(x, low), high); NaN stays."""
-    return tl.where(x < low, tl.minimum(low, high), tl.where(x > high, high, x))
+    """minimum(maximum(x, low), high); NaN stays, also that of a bound."""
+    return minimum(maximum(x, low), high)
 
 
 @triton.jit
@@ -93,38 +745,6 @@ def sign(x):
 def square(x):
     """x * x."""
     return x * x
-
-
-@triton.jit
-def isnan(x):
-    """Whether x is NaN."""
-    return x != x
-
-
-@triton.jit
-def isinf(x):
-    """Whether x is infinite."""
-    return tl.abs(x) == float("inf")
-
-
-@triton.jit
-def isfinite(x):
-    """Whether x is neither infinite nor NaN."""
-    return tl.abs(x) < float("inf")
-
-
-@triton.jit
-def floordiv(a, b):
-    """Floor of an integer quotient: Python's sign."""
-    q = a // b
-    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
-
-
-@triton.jit
-def mod(a, b):
-    """a - b * floor(a / b): the sign of the divisor, as in Python."""
-    r = a % b
-    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
 @triton.jit
@@ -143,92 +763,18 @@ def round(x):
 
 
 @triton.jit
-def pow(x, y):
-    """x ** y with the edges of IEEE 754; f32 is computed in f64."""
-    x, y = tl.broadcast(x, y)
-    a = tl.abs(x).to(tl.float64)
-    e = y.to(tl.float64)
-    size = tl.exp2(e * tl.log2(a))
-    whole = tl.floor(e) == e
-    odd = whole & (tl.floor(e * 0.5) * 2.0 != e) & (tl.abs(e) < 9007199254740992.0)
-    size = tl.where((x < 0) & odd, -size, size)
-    size = tl.where((x < 0) & (~whole) & (a != float("inf")), float("nan"), size)
-    size = tl.where((a == 1.0) & (tl.abs(e) == float("inf")), 1.0, size)
-    size = tl.where((x == 1.0) | (e == 0.0), 1.0, size)
-    return size.to(x.dtype)
+def isnan(x):
+    """Whether x is NaN."""
+    return x != x
 
 
 @triton.jit
-def horner_erfcx(t, WIDE: tl.constexpr):
-    """(1 + 2 x) exp(x * x) erfc(x) as a polynomial in t = (x - 4) / (x + 4), for x >= 0: 3e-9 in f32, 4e-19 in f64."""
-    if WIDE:
-        p = 4.1764525159303025e-11 * t - 1.374870279840134e-10
-        p = p * t - 5.374375762360343e-10
-        p = p * t + 1.7904666592341703e-09
-        p = p * t + 3.950112425920452e-09
-        p = p * t - 1.4709913302053912e-08
-        p = p * t - 2.186722701090701e-08
-        p = p * t + 1.1009793741922406e-07
-        p = p * t + 7.888049378115379e-08
-        p = p * t - 8.249204024913095e-07
-        p = p * t + 2.9094559501828337e-07
-        p = p * t + 5.7092064219138924e-06
-        p = p * t - 1.1220773117347149e-05
-        p = p * t - 2.4398944708930552e-05
-        p = p * t + 0.0001506213141977052
-        p = p * t - 0.00019925677571486832
-        p = p * t - 0.0007577732210801952
-        p = p * t + 0.005031969992660607
-        p = p * t - 0.016197734065725
-        p = p * t + 0.037167515535930215
-        p = p * t - 0.06633036581166844
-        p = p * t + 0.0937328349984382
-        p = p * t - 0.10103906603632412
-        p = p * t + 0.0680970542546904
-        p = p * t + 0.015379652102620024
-        p = p * t - 0.1396211168405625
-        return p * t + 1.2329951186255526
-    else:
-        p = 0.00011420817284239764 * t - 0.0002484367302906843
-        p = p * t - 0.0007091327872478508
-        p = p * t + 0.005082269577976422
-        p = p * t - 0.016230391983383954
-        p = p * t + 0.03714045869415886
-        p = p * t - 0.0663190440889797
-        p = p * t + 0.09374020549562148
-        p = p * t - 0.10104094077093906
-        p = p * t + 0.06809617491082492
-        p = p * t + 0.015379768723304961
-        p = p * t - 0.13962108647903831
-        return p * t + 1.232995117439782
+def isinf(x):
+    """Whether x is infinite."""
+    return tl.abs(x) == float("inf")
 
 
 @triton.jit
-def erfc(x):
-    """1 - erf(x), accurate relative to itself in the tail."""
-    a = tl.abs(x)
-    a = tl.where(a > 40.0, 40.0, a)
-    p = horner_erfcx((a - 4.0) / (a + 4.0), x.dtype == tl.float64) / (1.0 + 2.0 * a)
-    high = tl.floor(a * 16.0) * 0.0625  # its square is exact
-    y = p * (tl.exp(-high * high) * tl.exp(-(a - high) * (a + high)))
-    return tl.where(x < 0, 2.0 - y, y)
-
-
-@triton.jit
-def erf(x):
-    """The error function: a polynomial to |x| = 1, the complement beyond."""
-    z = tl.where(tl.abs(x) < 1.0, x * x, 0.0)
-    p = 5.958930743134941e-11 * z - 1.1373902296430911e-09
-    p = p * z + 1.4660051998394848e-08
-    p = p * z - 1.6350354461959655e-07
-    p = p * z + 1.6461004480962034e-06
-    p = p * z - 1.4925595519506043e-05
-    p = p * z + 0.00012055331122299266
-    p = p * z - 0.0008548326981129666
-    p = p * z + 0.005223977624823223
-    p = p * z - 0.026866170645077334
-    p = p * z + 0.11283791670954882
-    p = p * z - 0.3761263890318375
-    p = p * z + 1.1283791670955126
-    far = 1.0 - erfc(tl.abs(x))
-    return tl.where(tl.abs(x) < 1.0, x * p, tl.where(x < 0, -far, far))
+def isfinite(x):
+    """Whether x is neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")
