@@ -667,6 +667,15 @@ def divide(a, b):
 @triton.jit
 def fmod(a, b):
     """The exact remainder of C, with the sign of a: a few bits of the quotient at a time, in f64."""
+    if a.dtype.is_int():
+        return a % b
+    else:
+        return fmod_float(a, b)
+
+
+@triton.jit
+def fmod_float(a, b):
+    """`fmod` of floats."""
     a, b = tl.broadcast(a, b)
     top = tl.abs(a)
     bottom = tl.abs(b)
