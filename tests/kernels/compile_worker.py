@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import generated  # noqa: E402
+from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
@@ -56,7 +57,7 @@ def launches(op: PointwiseOp, dtype: str) -> list[tuple[str, Launch, dict[str, M
         if layout == "row" and len(stretching) < 2:
             continue
         for tensor in op.tensors:
-            shape: tuple[int, ...] = (64, 128) if tensor.dims != "" else ()
+            shape = (64, 128) if "..." in tensor.dims else (64, 128)[2 - len(parse_dims(tensor.dims)) :]
             if layout == "row" and tensor is stretching[-1]:
                 shape = (128,)
             metas[tensor.name] = Meta(
@@ -96,6 +97,7 @@ def main() -> None:
             if v != given[n]
         ]
         for attrs in choices:
+            attrs = {n: 0.5 if v is inspect.Parameter.empty else v for n, v in attrs.items()}
             for layout, launch, metas in launches(cls(**attrs), dtype):
                 types, constants, hints = signature(launch, metas)
                 source = ASTSource(launch.kernel.function, types, constants, hints)
@@ -103,7 +105,8 @@ def main() -> None:
                     source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True}
                 )
                 text = str(built.asm.get("ptx", ""))
-                loads = [line for line in text.splitlines() if "ld.global" in line]
+                # What is not coherent comes of a table that a function of libdevice has.
+                loads = [line for line in text.splitlines() if "ld.global" in line and "ld.global.nc" not in line]
                 narrow = [line for line in loads if not re.search(r"\.v[24]\.", line) and ".b8" not in line]
                 plain = all(launch.values.get(k) is None for k in ("sizes", "kept_sizes", "n_parts"))
                 layout = "dense" if plain and layout == "dense" else "strided"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import struct
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def case(name: str) -> Case:
     return Case(getattr(generated, name), op_class(name), domains={})
 
 
+def required(name: str) -> dict[str, float]:
+    """A value for each attr that has no default."""
+    tensors = {t.public for t in op_class(name).inputs + op_class(name).params}
+    parameters = inspect.signature(getattr(generated, name)).parameters
+    return {n: 0.5 for n, p in parameters.items() if n not in tensors and p.default is inspect.Parameter.empty}
+
+
 class Calls(TorchDispatchMode):
     """Records every torch operation by name."""
 
@@ -71,7 +79,7 @@ def test_a_call_allocates_its_outputs_and_launches_once(name: str, layout: str, 
         layout = "cube"
     given = one.inputs(layout, "f32" if "f32" in one.dtypes else one.usual)
     with torch.no_grad(), Calls() as calls:
-        outputs = one.call(given, {})
+        outputs = one.call(given, required(name))
     assert calls.names == ["empty_strided"] * len(outputs)
     assert launches == [f"{name}_forward"]
 
@@ -85,13 +93,14 @@ def test_a_backward_allocates_what_is_needed_and_no_more(name: str, layout: str,
     given = one.inputs(layout, "f32" if "f32" in one.dtypes else one.usual)
     for needed in op_class(name).gradients:
         leaves = {n: v.detach().requires_grad_(n == needed) for n, v in given.items()}
-        outputs = one.call(leaves, {})
+        outputs = one.call(leaves, required(name))
         seeds = [torch.ones_like(y) for y in outputs]
         launches.clear()
         with Calls() as calls:
             (grad,) = torch.autograd.grad(outputs, [leaves[needed]], seeds)
         passed = (
-            op_class(name)(**one._all_attrs({})).passes().get(needed) is not None and grad.shape == outputs[0].shape
+            op_class(name)(**one._all_attrs(required(name))).passes().get(needed) is not None
+            and grad.shape == outputs[0].shape
         )
         if passed:
             assert launches == [] and "empty_strided" not in calls.names
