@@ -49,3 +49,13 @@ def square_block(x, out, F: tl.constexpr, ARITY: tl.constexpr, SIDE: tl.constexp
         tl.store(out + i, F(a, tl.load(x + row)[None, :]))
     else:
         tl.store(out + i, F(a))
+
+
+@triton.jit
+def clamps(x, low, high, out, n, F: tl.constexpr, BLOCK: tl.constexpr):
+    """out = F(x, low, high)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n, other=0.0)
+    b = tl.load(low + i, mask=i < n, other=0.0)
+    c = tl.load(high + i, mask=i < n, other=0.0)
+    tl.store(out + i, F(a, b, c), mask=i < n)

@@ -81,11 +81,10 @@ def exp2_short(x):
 
 @triton.jit
 def exp_sum(x, low, SHIFT: tl.constexpr = 0):
-    """exp(x + low) / 2**SHIFT for a small `low`: Cody and Waite's reduction; 2**n in two factors reaches both ends."""
+    """exp(x + low) / 2**SHIFT by Cody and Waite: -104 <= x <= 90 (f64: -746, 711), which covers all results; small `low`."""
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
-        x = tl.clamp(x, -746.0, 711.0, propagate_nan=tl.PropagateNan.ALL)
         t = x * 1.4426950408889634 + 6755399441057790.0
         n = t - 6755399441057790.0
         r = (x - n * 0.6931471805598903) - (n * 5.497923018708371e-14 - low)
@@ -94,7 +93,6 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         first = (half << 52).to(tl.float64, bitcast=True)
         second = ((bits - half - SHIFT) << 52).to(tl.float64, bitcast=True)
     else:
-        x = tl.clamp(x, -104.0, 90.0, propagate_nan=tl.PropagateNan.ALL)
         t = x * 1.4426950408889634 + 12583166.0
         n = t - 12583166.0
         r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
@@ -103,6 +101,26 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         first = (half << 23).to(tl.float32, bitcast=True)
         second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
     return (1.0 + (r + r * r * exp_tail(r))) * first * second
+
+
+@triton.jit
+def exp_less(a, HALF: tl.constexpr = False):
+    """exp(-a) for a >= 0."""
+    if a.dtype == tl.float64:
+        return tl.exp(-a)
+    elif HALF:
+        return exp2_short(a * -1.4426950408889634)
+    else:
+        return exp_sum(-minimum(a, 104.0), 0.0)
+
+
+@triton.jit
+def exp_halved(a):
+    """exp(a) / 2 for a >= 0, which overflows later than exp."""
+    if a.dtype == tl.float64:
+        return exp_sum(minimum(a, 711.0), 0.0, 1)
+    else:
+        return exp_sum(minimum(a, 90.0), 0.0, 1)
 
 
 @triton.jit
@@ -159,7 +177,7 @@ def exp(x, HALF: tl.constexpr = False):
     elif HALF:
         return exp2_short(x * 1.4426950408889634)
     else:
-        return exp_sum(x, 0.0)
+        return exp_sum(tl.clamp(x, -104.0, 90.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
 
 
 @triton.jit
@@ -201,19 +219,18 @@ def sigmoid(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float32 and HALF:
         return rcp_short(1.0 + exp2_short(x * -1.4426950408889634))
     else:
-        e = exp(-tl.abs(x))
+        e = exp_less(tl.abs(x))
         return tl.where(x < 0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
 def softplus(x, HALF: tl.constexpr = False):
     """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), without overflow."""
-    top = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    e = exp_less(tl.abs(x), HALF)
     if x.dtype == tl.float64:
-        return top + log1p(tl.exp(-tl.abs(x)))
+        return maximum(x, 0.0) + log1p(e)
     else:
-        e = exp(-tl.abs(x), HALF)
-        return top + e * log1p_quotient(e, HALF)
+        return maximum(x, 0.0) + e * log1p_quotient(e, HALF)
 
 
 @triton.jit
@@ -227,7 +244,7 @@ def sinh(x, HALF: tl.constexpr = False):
     else:
         a = tl.abs(x)
         z = tl.where(a < 1.0, x * x, 0.0)
-        h = exp_sum(a, 0.0, 1)
+        h = exp_halved(a)
         if x.dtype == tl.float64:
             far = h - 0.25 / h
         else:
@@ -243,7 +260,7 @@ def cosh(x, HALF: tl.constexpr = False):
         return exp2_short(t - 1.0) + exp2_short(-1.0 - t)
     else:
         a = tl.abs(x)
-        h = exp_sum(a, 0.0, 1)
+        h = exp_halved(a)
         if x.dtype == tl.float64:
             return h + 0.25 / h
         else:
@@ -256,15 +273,15 @@ def tanh(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float32 and HALF:
         z = x * x
         far = 1.0 - 2.0 * rcp_short(1.0 + exp2_short(x * 2.8853900817779268))
-        return tl.where(tl.abs(x) < 0.125, x + x * z * tanh_tail(z, True), far)
+        return tl.where(tl.abs(x) < 0.125, x * (1.0 + z * tanh_tail(z, True)), far)
     else:
         a = tl.abs(x)
         z = tl.where(a < 0.6, x * x, 0.0)
         if x.dtype == tl.float64:
-            far = 1.0 - 2.0 / (1.0 + exp_sum(a + a, 0.0))
+            far = 1.0 - 2.0 / (1.0 + tl.exp(a + a))
         else:
             far = 1.0 - 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
-        return tl.where(a < 0.6, x + x * (z * tanh_tail(z)), copysign(far, x))
+        return copysign(tl.where(a < 0.6, a + a * (z * tanh_tail(z)), far), x)
 
 
 # ---------------------------------------------------------------------------------------------- logarithms
@@ -298,11 +315,11 @@ def log10(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def log1p(x, HALF: tl.constexpr = False):
-    """log(1 + x): f64 mends log of the rounded sum u by what the sum lost over u; f32 has a polynomial of its own."""
+def log1p(x, HALF: tl.constexpr = False, low=0.0):
+    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32 has a polynomial."""
     u = 1.0 + x
     if x.dtype == tl.float64:
-        lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x))
+        lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
         inside = (u > 0) & (u < float("inf"))
         y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
         return tl.where(u == 1.0, x, y)
@@ -340,11 +357,12 @@ def asinh(x, HALF: tl.constexpr = False):
 
 @triton.jit
 def acosh(x, HALF: tl.constexpr = False):
-    """log1p(t + sqrt(t * (t + 2))), t = x - 1."""
+    """log1p(t + sqrt(2 t + t**2)), t = x - 1."""
     t = x - 1.0
     big = x > 1152921504606846976.0
-    w = tl.where(big, x, t + tl.sqrt(t * (t + 2.0)))
-    y = log1p(w, HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+    s = tl.sqrt(2.0 * t + t * t)
+    w = tl.where(big, x, s + t)
+    y = log1p(w, HALF, tl.where(big, 0.0, t - (w - s))) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
     return tl.where(x < 1.0, float("nan"), y)
 
 
@@ -484,7 +502,7 @@ def erf(x, HALF: tl.constexpr = False):
         if x.dtype == tl.float64:
             far = 1.0 - erfc(a)
         else:
-            far = 1.0 - tl.exp2(log2_erfc(tl.minimum(a, 4.0, propagate_nan=tl.PropagateNan.ALL)))
+            far = 1.0 - tl.exp2(log2_erfc(minimum(a, 4.0)))
         return tl.where(a < 1.0, x + x * erf_excess(z), copysign(far, x))
 
 
@@ -493,7 +511,7 @@ def erfc(x, HALF: tl.constexpr = False):
     """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), with a split in two, times a polynomial."""
     a = tl.abs(x)
     if x.dtype == tl.float64:
-        a = tl.minimum(a, 27.5, propagate_nan=tl.PropagateNan.ALL)
+        a = minimum(a, 27.5)
         high = high_bits(a)
         d = 1.0 + 2.0 * a
         lost = tl.where(a < 0.5, 2.0 * a - (d - 1.0), 1.0 - (d - 2.0 * a))
@@ -503,12 +521,13 @@ def erfc(x, HALF: tl.constexpr = False):
         near = 1.0 - (x + x * erf_excess(z))
         return tl.where(a < 0.45, near, tl.where(x < 0, 2.0 - y, y))
     elif HALF:
-        y = exp2_short(log2_erfc(tl.minimum(a, 9.2, propagate_nan=tl.PropagateNan.ALL), True))
+        y = exp2_short(log2_erfc(minimum(a, 9.2), True))
         return tl.where(x < 0, 2.0 - y, y)
     else:
-        a = tl.minimum(a, 10.1, propagate_nan=tl.PropagateNan.ALL)
+        a = minimum(a, 10.1)
         high = high_bits(a)
         q = 1.0 / (1.0 + a)
+        q = q + q * tl.fma(-q, a, 1.0 - q)  # Newton: the result would double the error of a GPU's quotient
         y = exp_sum(-high * high, (high - a) * (high + a)) * (q * erfcx_by_rcp(q - 0.5))
         return tl.where(x < 0, 2.0 - y, y)
 
@@ -517,9 +536,9 @@ def erfc(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def sqrt(x, HALF: tl.constexpr = False):
+def sqrt(x):
     """`tl.sqrt`, kept from the subnormal operands that a GPU flushes to 0."""
-    if x.dtype == tl.float64 or HALF:
+    if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
         tiny = x < 1.1754943508222875e-38
@@ -527,9 +546,9 @@ def sqrt(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def rsqrt(x, HALF: tl.constexpr = False):
+def rsqrt(x):
     """`tl.rsqrt`, kept from the subnormal operands that a GPU flushes to 0."""
-    if x.dtype == tl.float64 or HALF:
+    if x.dtype == tl.float64:
         return tl.rsqrt(x)
     else:
         tiny = x < 1.1754943508222875e-38
@@ -604,7 +623,8 @@ def pow_wide(a, y):
     yh = high_bits(y)
     product = yh * head
     low = y * ((lh - head) + ll) + (y - yh) * head
-    size = exp_sum(product, tl.where(tl.abs(product) < 800.0, low, 0.0))
+    low = tl.where(tl.abs(product) < 800.0, low, 0.0)
+    size = exp_sum(tl.clamp(product, -746.0, 711.0, propagate_nan=tl.PropagateNan.ALL), low)
     edge = (a == 0) | (a == float("inf"))
     size = tl.where(edge & (y == y), tl.where((a == 0) == (y < 0), float("inf"), 0.0), size)
     return tl.where(a == a, size, a)
@@ -683,9 +703,12 @@ def reduced(r, d):
         e = tl.maximum(e, 0x3FF0000000000000)
         whole = quotient * (0x7FE0000000000000 - e).to(tl.float64, bitcast=True)
         whole = (whole + 6755399441055744.0) - 6755399441055744.0
-        c = c * e.to(tl.float64, bitcast=True)
+        # scaled down where whole * c, which may exceed size, would overflow
+        huge = size > 1e300
+        c = c * e.to(tl.float64, bitcast=True) * tl.where(huge, 0.0009765625, 1.0)
         high = high_bits(c)
-        left = (size - whole * high) - whole * (c - high)
+        left = (size * tl.where(huge, 0.0009765625, 1.0) - whole * high) - whole * (c - high)
+        left = left * tl.where(huge, 1024.0, 1.0)
         left = tl.where(r < 0, -left, left)
         r = tl.where(size >= d, left, r)
     return r
