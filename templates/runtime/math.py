@@ -14,25 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .polynomials import (
-    asin_tail,
-    asinh_tail,
-    atan_tail,
-    atanh_tail,
-    atanh_third,
-    erf_excess,
-    erf_quotient,
-    erfcx_by_rcp,
-    erfcx_by_slope,
-    exp_tail,
-    log1p_quotient,
-    log1p_tail,
-    log2_erfc,
-    log2_quotient,
-    sinh_tail,
-    tan_tail,
-    tanh_tail,
-)
+from . import polynomials
 
 # ---------------------------------------------------------------------------------------------- pieces
 
@@ -81,7 +63,7 @@ def exp2_short(x):
 
 @triton.jit
 def exp_sum(x, low, SHIFT: tl.constexpr = 0):
-    """exp(x + low) / 2**SHIFT by Cody and Waite: -104 <= x <= 90 (f64: -746, 711), which covers all results; small `low`."""
+    """exp(x + low) / 2**SHIFT by Cody and Waite, `low` small, -104 <= x <= 90 (f64: -746, 711): beyond, all is 0 or inf."""
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
@@ -100,7 +82,7 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         half = bits >> 1
         first = (half << 23).to(tl.float32, bitcast=True)
         second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
-    return (1.0 + (r + r * r * exp_tail(r))) * first * second
+    return (1.0 + (r + r * r * polynomials.exp_tail(r))) * first * second
 
 
 @triton.jit
@@ -129,7 +111,7 @@ def log2_short(x):
     bits = x.to(tl.int32, bitcast=True)
     k = (bits - 0x3F2AAAAB) & -0x800000
     f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    return f * log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
+    return f * polynomials.log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
 
 
 @triton.jit
@@ -145,7 +127,7 @@ def log2_edges(x):
 def atan_core(t, HALF: tl.constexpr):
     """atan(t) for 0 <= t <= 1."""
     z = t * t
-    return t + t * z * atan_tail(z, HALF)
+    return t + t * z * polynomials.atan_tail(z, HALF)
 
 
 @triton.jit
@@ -199,7 +181,7 @@ def expm1(x, HALF: tl.constexpr = False):
         n = t - 6755399441056766.0
         r = (c - n * 0.6931471805598903) - n * 5.497923018708371e-14
         half = (t.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)  # 2**(n - 1) does not overflow
-        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        y = (half * (r + r * r * polynomials.exp_tail(r)) + (half - 0.5)) * 2.0
         return tl.where(tl.abs(x) < 1e-17, x, y)
     elif HALF:
         return tl.where(tl.abs(x) < 0.01, x * (0.5 * x + 1.0), exp2_short(x * 1.4426950408889634) - 1.0)
@@ -209,7 +191,7 @@ def expm1(x, HALF: tl.constexpr = False):
         n = t - 12583038.0
         r = (c - n * 0.693145751953125) - n * 1.4286068e-06
         half = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        y = (half * (r + r * r * polynomials.exp_tail(r)) + (half - 0.5)) * 2.0
         return tl.where(tl.abs(x) < 1e-8, x, y)
 
 
@@ -230,7 +212,7 @@ def softplus(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         return maximum(x, 0.0) + log1p(e)
     else:
-        return maximum(x, 0.0) + e * log1p_quotient(e, HALF)
+        return maximum(x, 0.0) + e * polynomials.log1p_quotient(e, HALF)
 
 
 @triton.jit
@@ -240,7 +222,7 @@ def sinh(x, HALF: tl.constexpr = False):
         t = x * 1.4426950408889634
         z = x * x
         far = exp2_short(t - 1.0) - exp2_short(-1.0 - t)
-        return tl.where(tl.abs(x) < 0.2, x + x * z * sinh_tail(z, True), far)
+        return tl.where(tl.abs(x) < 0.2, x + x * z * polynomials.sinh_tail(z, True), far)
     else:
         a = tl.abs(x)
         z = tl.where(a < 1.0, x * x, 0.0)
@@ -249,7 +231,7 @@ def sinh(x, HALF: tl.constexpr = False):
             far = h - 0.25 / h
         else:
             far = h - tl.exp2(a * -1.4426950408889634 - 1.0)
-        return tl.where(a < 1.0, x + x * (z * sinh_tail(z)), copysign(far, x))
+        return tl.where(a < 1.0, x + x * (z * polynomials.sinh_tail(z)), copysign(far, x))
 
 
 @triton.jit
@@ -273,7 +255,7 @@ def tanh(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float32 and HALF:
         z = x * x
         far = 1.0 - 2.0 * rcp_short(1.0 + exp2_short(x * 2.8853900817779268))
-        return tl.where(tl.abs(x) < 0.125, x * (1.0 + z * tanh_tail(z, True)), far)
+        return tl.where(tl.abs(x) < 0.125, x * (1.0 + z * polynomials.tanh_tail(z, True)), far)
     else:
         a = tl.abs(x)
         z = tl.where(a < 0.6, x * x, 0.0)
@@ -281,7 +263,7 @@ def tanh(x, HALF: tl.constexpr = False):
             far = 1.0 - 2.0 / (1.0 + tl.exp(a + a))
         else:
             far = 1.0 - 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
-        return copysign(tl.where(a < 0.6, a + a * (z * tanh_tail(z)), far), x)
+        return copysign(tl.where(a < 0.6, a + a * (z * polynomials.tanh_tail(z)), far), x)
 
 
 # ---------------------------------------------------------------------------------------------- logarithms
@@ -330,9 +312,9 @@ def log1p(x, HALF: tl.constexpr = False, low=0.0):
         m = (x.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True) + (0.5 * scale - 1.0)
         n = k.to(tl.float32)
         if HALF:
-            y = (m * log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
+            y = (m * polynomials.log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
         else:
-            tail = m + (m * m * log1p_tail(m) + n * 1.7030314e-13)
+            tail = m + (m * m * polynomials.log1p_tail(m) + n * 1.7030314e-13)
             y = n * 8.262941264808194e-08 + tail
         y = tl.where(u > 0, y, tl.where(u == 0, float("-inf"), float("nan")))
         return tl.where((tl.abs(x) > 1e-8) & (x < float("inf")), y, x)
@@ -346,7 +328,7 @@ def asinh(x, HALF: tl.constexpr = False):
         z = x * x
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
         far = (log2_short(half) + 1.0) * 0.6931471805599453
-        y = tl.where(a < 0.3, a + a * z * asinh_tail(z), tl.where(a < float("inf"), far, a))
+        y = tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), tl.where(a < float("inf"), far, a))
         return copysign(y, x)
     else:
         big = a > 1152921504606846976.0
@@ -374,7 +356,7 @@ def atanh(x, HALF: tl.constexpr = False):
         z = x * x
         far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
         far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
-        return copysign(tl.where(a < 0.2, a + a * z * atanh_tail(z), far), x)
+        return copysign(tl.where(a < 0.2, a + a * z * polynomials.atanh_tail(z), far), x)
     else:
         twice = a + a
         y = 0.5 * log1p(twice + twice * a / (1.0 - a))
@@ -411,7 +393,7 @@ def tan(x):
         r = high + low
         low = (high - r) + low
         z = r * r
-        v = r * (z * tan_tail(z))
+        v = r * (z * polynomials.tan_tail(z))
         v = v + low * (1.0 + (r + v) * (r + v))
         y = r + v
         w = -1.0 / tl.where(turned, y, 1.0)
@@ -419,7 +401,7 @@ def tan(x):
     else:
         r = (r - n * 6.077100506506192e-11).to(tl.float32)
         z = r * r
-        y = r + r * (z * tan_tail(z))
+        y = r + r * (z * polynomials.tan_tail(z))
         y = tl.where(turned, -1.0 / y, y)
     y = tl.where(tl.abs(x) < 1e-20, x, y)
     far = tl.abs(x) > 500000.0
@@ -439,24 +421,33 @@ def any_lane(condition):
 
 
 @triton.jit
+def beyond_half(a, HALF: tl.constexpr):
+    """Where asin and acos halve the angle: late enough that what pi / 2 is lessened by is below 1, so rounds finely."""
+    if HALF:
+        return a > 0.5
+    else:
+        return a > 0.5625
+
+
+@triton.jit
 def asin(x, HALF: tl.constexpr = False):
-    """An odd polynomial to 1/2; pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond."""
+    """An odd polynomial to 9/16; pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond."""
     a = tl.abs(x)
-    far = a > 0.5
+    far = beyond_half(a, HALF)
     z = tl.where(far, 0.5 - 0.5 * a, x * x)
     s = tl.where(far, tl.sqrt(z), a)
-    y = s + s * (z * asin_tail(z, HALF))
+    y = s + s * (z * polynomials.asin_tail(z, HALF))
     return copysign(tl.where(far, quarter_less(y + y), y), x)
 
 
 @triton.jit
 def acos(x, HALF: tl.constexpr = False):
-    """pi / 2 - asin(x) to 1/2; 2 asin(sqrt((1 - |x|) / 2)) beyond, from pi where x is negative."""
+    """pi / 2 - asin(x) to 9/16; 2 asin(sqrt((1 - |x|) / 2)) beyond, from pi where x is negative."""
     a = tl.abs(x)
-    far = a > 0.5
+    far = beyond_half(a, HALF)
     z = tl.where(far, 0.5 - 0.5 * a, x * x)
     s = tl.where(far, tl.sqrt(z), x)
-    y = s + s * (z * asin_tail(z, HALF))
+    y = s + s * (z * polynomials.asin_tail(z, HALF))
     return tl.where(far, tl.where(x < 0, half_turn_less(y + y), y + y), quarter_less(y))
 
 
@@ -495,15 +486,15 @@ def erf(x, HALF: tl.constexpr = False):
     """An odd polynomial to |x| = 1 (half: all the way to 3, where it is 1), the complement beyond."""
     if x.dtype == tl.float32 and HALF:
         c = tl.clamp(x, -3.0, 3.0, propagate_nan=tl.PropagateNan.ALL)
-        return c * erf_quotient(c * c)
+        return c * polynomials.erf_quotient(c * c)
     else:
         a = tl.abs(x)
         z = tl.where(a < 1.0, x * x, 0.0)
         if x.dtype == tl.float64:
             far = 1.0 - erfc(a)
         else:
-            far = 1.0 - tl.exp2(log2_erfc(minimum(a, 4.0)))
-        return tl.where(a < 1.0, x + x * erf_excess(z), copysign(far, x))
+            far = 1.0 - tl.exp2(polynomials.log2_erfc(minimum(a, 4.0)))
+        return tl.where(a < 1.0, x + x * polynomials.erf_excess(z), copysign(far, x))
 
 
 @triton.jit
@@ -516,19 +507,19 @@ def erfc(x, HALF: tl.constexpr = False):
         d = 1.0 + 2.0 * a
         lost = tl.where(a < 0.5, 2.0 * a - (d - 1.0), 1.0 - (d - 2.0 * a))
         e = exp_sum(-high * high, (high - a) * (high + a) - lost / d)
-        y = (e + e * erfcx_by_slope((a - 4.0) / (a + 4.0))) / d
+        y = (e + e * polynomials.erfcx_by_slope((a - 4.0) / (a + 4.0))) / d
         z = tl.where(a < 0.45, x * x, 0.0)
-        near = 1.0 - (x + x * erf_excess(z))
+        near = 1.0 - (x + x * polynomials.erf_excess(z))
         return tl.where(a < 0.45, near, tl.where(x < 0, 2.0 - y, y))
     elif HALF:
-        y = exp2_short(log2_erfc(minimum(a, 9.2), True))
+        y = exp2_short(polynomials.log2_erfc(minimum(a, 9.2), True))
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
         high = high_bits(a)
         q = 1.0 / (1.0 + a)
         q = q + q * tl.fma(-q, a, 1.0 - q)  # Newton: the result would double the error of a GPU's quotient
-        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * erfcx_by_rcp(q - 0.5))
+        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * polynomials.erfcx_by_rcp(q - 0.5))
         return tl.where(x < 0, 2.0 - y, y)
 
 
@@ -570,10 +561,10 @@ def pow(x, y, HALF: tl.constexpr = False):
         n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
         n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
         if HALF:
-            size = exp2_short(y * (f * log2_quotient(f) + n))
+            size = exp2_short(y * (f * polynomials.log2_quotient(f) + n))
         else:
             w = f.to(tl.float64)
-            p = y.to(tl.float64) * (w * log2_quotient(w) + n.to(tl.float64))
+            p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
             t = tl.minimum(tl.maximum(p, -152.0), 130.0) + 6755399441055998.0
             part = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
             bits = t.to(tl.int64, bitcast=True).to(tl.int32)
@@ -609,7 +600,7 @@ def pow_wide(a, y):
     zl = (square_sh - zh) + sl * (s + sh)
     product = zh * 0.3333333283662796
     ch = high_bits(product)
-    cl = (product - ch) + (zl * 0.3333333333333333 + (zh * 4.967053731282552e-09 + z * z * atanh_third(z)))
+    cl = (product - ch) + (zl * 0.3333333333333333 + (zh * 4.967053731282552e-09 + z * z * polynomials.atanh_third(z)))
     sch = sh * ch
     first = sh + sch
     rest = (sch - (first - sh)) + (sl + (sl * ch + s * cl))

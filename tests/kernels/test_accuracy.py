@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from benchmarks import accuracy, primitive_kernels
-from benchmarks.accuracy import BINARY, BOUNDS, PRIMITIVES, UNARY, cases, computed, function, has_half
+from benchmarks.accuracy import BINARY, BOUNDS, PRIMITIVES, UNARY, cases, computed, function
 
 INF, NAN = math.inf, math.nan
-FORMS = ("f32", "f64", "half")
 POINTS = 400
 
 
@@ -105,11 +104,8 @@ def arrays_of(rows: list[tuple[float, ...]], form: str) -> list[np.ndarray]:
     return [np.array(column, np.float64).astype(dtype) for column in zip(*rows)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize(("name", "form"), [case for case in cases() if case[0] in UNARY])
 def test_edges(name: str, form: str) -> None:
-    if form == "half" and not has_half(name):
-        pytest.skip("no such form")
     rows = [*EDGES[name], (NAN, NAN)]
     *operands, wanted = arrays_of(rows, form)
     got = computed(name, form, *operands)
@@ -117,11 +113,8 @@ def test_edges(name: str, form: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize(("name", "form"), [case for case in cases() if case[0] in BINARY])
 def test_edges_of_two_operands(name: str, form: str) -> None:
-    if form == "half" and not has_half(name):
-        pytest.skip("no such form")
     rows = PAIRS[name]
     *operands, wanted = arrays_of(rows, form)
     got = computed(name, form, *operands)
