@@ -20,6 +20,15 @@ from . import polynomials
 
 
 @triton.jit
+def alike(x, y):
+    """Two operands in one shape and dtype; one may be a number in the text of a kernel. No instruction is left of it."""
+    known = (x == x) & (y == y)
+    x = tl.where(known, x, x)
+    y = tl.where(known, y, y)
+    return x.to(tl.where(known, x, y).dtype), y.to(tl.where(known, x, y).dtype)
+
+
+@triton.jit
 def negative(x):
     """Whether the sign bit is set: also that of -0."""
     if x.dtype == tl.float64:
@@ -63,7 +72,7 @@ def exp2_short(x):
 
 @triton.jit
 def exp_sum(x, low, SHIFT: tl.constexpr = 0):
-    """exp(x + low) / 2**SHIFT by Cody and Waite, `low` small, -104 <= x <= 90 (f64: -746, 711): beyond, all is 0 or inf."""
+    """exp(x + low) / 2**SHIFT by Cody and Waite: `low` small, -104 <= x <= 90 (f64: -746, 711), or it is 0 or inf."""
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
@@ -297,8 +306,14 @@ def log10(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def log1p(x, HALF: tl.constexpr = False, low=0.0):
-    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32 has a polynomial."""
+def log1p(x, HALF: tl.constexpr = False):
+    """log(1 + x)."""
+    return log1p_sum(x, 0.0, HALF)
+
+
+@triton.jit
+def log1p_sum(x, low, HALF: tl.constexpr = False):
+    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32: a polynomial, no `low`."""
     u = 1.0 + x
     if x.dtype == tl.float64:
         lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
@@ -344,7 +359,7 @@ def acosh(x, HALF: tl.constexpr = False):
     big = x > 1152921504606846976.0
     s = tl.sqrt(2.0 * t + t * t)
     w = tl.where(big, x, s + t)
-    y = log1p(w, HALF, tl.where(big, 0.0, t - (w - s))) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+    y = log1p_sum(w, tl.where(big, 0.0, t - (w - s)), HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
     return tl.where(x < 1.0, float("nan"), y)
 
 
@@ -466,7 +481,7 @@ def atan(x, HALF: tl.constexpr = False):
 @triton.jit
 def atan2(y, x, HALF: tl.constexpr = False):
     """The angle of (x, y): atan of the smaller over the larger, then turned; the edges of IEEE 754."""
-    y, x = tl.broadcast(y, x)
+    y, x = alike(y, x)
     ay = tl.abs(y)
     ax = tl.abs(x)
     steep = ay > ax
@@ -549,7 +564,7 @@ def rsqrt(x):
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
     """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 10 bits more than the result."""
-    x, y = tl.broadcast(x, y)
+    x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
         size = pow_wide(a, y)
@@ -624,7 +639,7 @@ def pow_wide(a, y):
 @triton.jit
 def hypot(x, y):
     """sqrt(x**2 + y**2), scaled by a power of 2; infinite where either is, NaN beside it or not."""
-    x, y = tl.broadcast(x, y)
+    x, y = alike(x, y)
     a = tl.abs(x)
     b = tl.abs(y)
     top = tl.maximum(a, b)
@@ -659,7 +674,7 @@ def divide(a, b):
 @triton.jit
 def fmod(a, b):
     """The exact remainder of C, with the sign of a: a few bits of the quotient at a time, in f64."""
-    a, b = tl.broadcast(a, b)
+    a, b = alike(a, b)
     top = tl.abs(a)
     bottom = tl.abs(b)
     endless = bottom == float("inf")
@@ -708,7 +723,7 @@ def reduced(r, d):
 @triton.jit
 def mod(a, b):
     """a - b * floor(a / b), exact: the sign of the divisor, as in Python."""
-    if a.dtype.is_floating():
+    if tl.where(a == b, a, b).dtype.is_floating():
         r = fmod(a, b)
     else:
         r = a % b

@@ -156,6 +156,19 @@ def test_scalars_and_blocks_of_two_dimensions(name: str) -> None:
     assert one.item() == want[0] or (one.item() != one.item() and want[0] != want[0])
 
 
+@pytest.mark.parametrize("form", ["f32", "f64"])
+@pytest.mark.parametrize("name", BINARY)
+def test_an_operand_may_be_a_number(name: str, form: str) -> None:
+    x = np.linspace(0.25, 4.0, 16).astype(accuracy.FORMATS[form].dtype)
+    number = np.full_like(x, 2.5)
+    there = torch.from_numpy(x).cuda() if accuracy.ON_GPU else torch.from_numpy(x)
+    for first in (False, True):
+        out = torch.empty_like(there)
+        primitive_kernels.beside_number[(1,)](there, out, F=function(name), FIRST=first, SIDE=16)
+        want = computed(name, form, *((number, x) if first else (x, number)))
+        assert np.array_equal(out.cpu().numpy(), want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clamp_keeps_every_nan(dtype: torch.dtype) -> None:
     values = [-2.0, -0.5, 0.5, 2.0, INF, -INF, NAN]
