@@ -173,7 +173,7 @@ def fitted(row: Fit, form: str) -> tuple[list[Any], Any]:
 
 # ---------------------------------------------------------------------------------------------- the module
 
-HEAD = '"""Polynomials of `math.py`, by Horner\'s rule. Written by `tools/fit.py`, which says how they are fitted."""'
+HEAD = '"""Polynomials of `math.py`, by Horner\'s rule. Written by the generator\'s `tools/fit.py`: how they are fitted."""'
 
 
 def body(coefficients: list[Any], form: str, variable: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Each takes and returns the compute dtype. In f64 a result is off by at most 2 units in the last place; in f32, by at
 most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, for f32 whose result is stored in 16 bits,
-is a cheaper form: a relative error of at most 2**-14, and 0 for what is below 2**-126. `benchmarks/accuracy.py`
-measures all of it.
+is a cheaper form: a relative error of at most 2**-14, and 0 or as small for what is below 2**-126. The generator's
+`benchmarks/accuracy.py` measures all of it.
 
 No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
 The polynomials are in `polynomials.py`.

@@ -1,4 +1,4 @@
-"""Polynomials of `math.py`, by Horner's rule. Written by `tools/fit.py`, which says how they are fitted."""
+"""Polynomials of `math.py`, by Horner's rule. Written by the generator's `tools/fit.py`: how they are fitted."""
 
 from __future__ import annotations
 

@@ -186,6 +186,12 @@ def clamped(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Ten
     return out.cpu()
 
 
+def test_the_polynomials_are_those_that_are_fitted() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "tools/fit.py"], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == (root / "templates/runtime/polynomials.py").read_text()
+
+
 def test_every_form_compiles_for_sm_90() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).parent / "compile_primitives.py")],
