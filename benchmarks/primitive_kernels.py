@@ -59,3 +59,13 @@ def clamps(x, low, high, out, n, F: tl.constexpr, BLOCK: tl.constexpr):
     b = tl.load(low + i, mask=i < n, other=0.0)
     c = tl.load(high + i, mask=i < n, other=0.0)
     tl.store(out + i, F(a, b, c), mask=i < n)
+
+
+@triton.jit
+def beside_number(x, out, F: tl.constexpr, FIRST: tl.constexpr, SIDE: tl.constexpr):
+    """out = F(x, 2.5), or F(2.5, x): a number in the text of a kernel."""
+    i = tl.arange(0, SIDE)
+    if FIRST:
+        tl.store(out + i, F(2.5, tl.load(x + i)))
+    else:
+        tl.store(out + i, F(tl.load(x + i), 2.5))

@@ -203,7 +203,7 @@ class _Printer:
         if value == 2:
             return self._function("math.square", (base,), node), ATOM
         if value == 0.5:
-            return self._function("tl.sqrt", (base,), node), ATOM
+            return self._function("math.sqrt", (base,), node), ATOM
         return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node, coarse: bool = False) -> str:

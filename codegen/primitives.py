@@ -437,11 +437,11 @@ _ROWS = (
     _row("log1p", 1, _float, np.log1p, _lifted(lambda x: _mp_log(1 + x) if abs(x) > 0.5 else mpmath.log1p(x)),
          "math.log1p", lambda b, g, a, y: (b.op("div", g, b.op("add", 1, a[0])),), doc="log(1 + x), accurate near 0",
          neighbour="log", domain=(-1.0, math.inf), coarse=True),
-    _row("sqrt", 1, _float, np.sqrt, _lifted(lambda x: mpmath.nan if x < 0 else mpmath.sqrt(x)), "tl.sqrt",
+    _row("sqrt", 1, _float, np.sqrt, _lifted(lambda x: mpmath.nan if x < 0 else mpmath.sqrt(x)), "math.sqrt",
          lambda b, g, a, y: (b.op("div", g, b.op("mul", 2, y)),), doc="square root", edges="derivative inf at 0",
          neighbour="rsqrt", domain=(0.0, math.inf)),
     _row("rsqrt", 1, _float, lambda x: 1 / np.sqrt(x), _lifted(
-        lambda x: mpmath.nan if x < 0 else _INF if x == 0 else 1 / mpmath.sqrt(x)), "tl.rsqrt",
+        lambda x: mpmath.nan if x < 0 else _INF if x == 0 else 1 / mpmath.sqrt(x)), "math.rsqrt",
          _times(lambda b, x, y: b.op("mul", -0.5, b.op("mul", y, b.op("mul", y, y)))), doc="1 / sqrt(x)",
          edges="inf at 0, derivative -inf", neighbour="sqrt", domain=(0.0, math.inf)),
     _row("square", 1, _arith, np.square, _lifted(lambda x: x * x), "math.square",

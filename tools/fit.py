@@ -128,22 +128,23 @@ TABLE = (
         -THIRD, THIRD, {"f32": 8}, lambda f: max(abs(f), mpf("0.01"))),
     Fit("log1p_quotient", "e", "log1p(e) / e for 0 <= e <= 1", lambda e: mp.log1p(e) / e, 0, 1, {"f32": 9, "half": 5}),
     Fit("atanh_third", "z", "((atanh(s) / s - 1) / z - 1/3) / z for z = s * s <= 0.0296",
-        at_root(lambda s: ((mp.atanh(s) / s - 1) / s**2 - THIRD) / s**2), 0, mpf("0.0296"), {"f64": 7}, lambda z: mpf(1)),
+        at_root(lambda s: ((mp.atanh(s) / s - 1) / s**2 - THIRD) / s**2), 0, mpf("0.0296"), {"f64": 7},
+        lambda z: mpf(1)),
     Fit("atan_tail", "z", "(atan(t) / t - 1) / z for z = t * t <= 1", at_root(lambda t: (mp.atan(t) / t - 1) / t**2),
         0, 1, {"f64": 19, "f32": 7, "half": 3}, is_tail),
-    Fit("asin_tail", "z", "(asin(s) / s - 1) / z for z = s * s <= 1/4", at_root(lambda s: (mp.asin(s) / s - 1) / s**2),
-        0, 0.25, {"f64": 12, "f32": 4, "half": 1}, is_tail),
-    Fit("tan_tail", "z", "(tan(r) / r - 1) / z for z = r * r, |r| <= pi / 4", at_root(lambda r: (mp.tan(r) / r - 1) / r**2),
-        0, (mp.pi / 4) ** 2 * SLIM, {"f64": 14, "f32": 6}, is_tail),
+    Fit("asin_tail", "z", "(asin(s) / s - 1) / z for z = s * s <= 0.3165 (half: 1/4)",
+        at_root(lambda s: (mp.asin(s) / s - 1) / s**2), 0, mpf("0.3165"),
+        {"f64": 14, "f32": 5, "half": (1, 0, mpf(1) / 4)}, is_tail),
     Fit("sinh_tail", "z", "(sinh(x) / x - 1) / z for z = x * x <= 1 (half: 0.04)",
-        at_root(lambda x: (mp.sinh(x) / x - 1) / x**2), 0, 1, {"f64": 6, "f32": 3, "half": (0, 0, mpf("0.04"))}, is_tail),
+        at_root(lambda x: (mp.sinh(x) / x - 1) / x**2), 0, 1,
+        {"f64": 6, "f32": 3, "half": (0, 0, mpf("0.04"))}, is_tail),
     Fit("tanh_tail", "z", "(tanh(x) / x - 1) / z for z = x * x <= 0.36 (half: 1/64)",
         at_root(lambda x: (mp.tanh(x) / x - 1) / x**2), 0, mpf("0.36"),
         {"f64": 10, "f32": 4, "half": (0, 0, mpf(1) / 64)}, is_tail),
-    Fit("asinh_tail", "z", "(asinh(x) / x - 1) / z for z = x * x <= 0.09", at_root(lambda x: (mp.asinh(x) / x - 1) / x**2),
-        0, mpf("0.09"), {"half": 1}, is_tail),
-    Fit("atanh_tail", "z", "(atanh(x) / x - 1) / z for z = x * x <= 0.04", at_root(lambda x: (mp.atanh(x) / x - 1) / x**2),
-        0, mpf("0.04"), {"half": 1}, is_tail),
+    Fit("asinh_tail", "z", "(asinh(x) / x - 1) / z for z = x * x <= 0.09",
+        at_root(lambda x: (mp.asinh(x) / x - 1) / x**2), 0, mpf("0.09"), {"half": 1}, is_tail),
+    Fit("atanh_tail", "z", "(atanh(x) / x - 1) / z for z = x * x <= 0.04",
+        at_root(lambda x: (mp.atanh(x) / x - 1) / x**2), 0, mpf("0.04"), {"half": 1}, is_tail),
     Fit("erf_excess", "z", "erf(x) / x - 1 for z = x * x <= 1", at_root(lambda x: mp.erf(x) / x - 1),
         0, 1, {"f64": 11, "f32": 6}, lambda z: mpf(1)),
     Fit("erf_quotient", "z", "erf(x) / x for z = x * x <= 9", at_root(lambda x: mp.erf(x) / x), 0, 9, {"half": 8}),
@@ -170,7 +171,7 @@ def fitted(row: Fit, form: str) -> tuple[list[Any], Any]:
 
 # ---------------------------------------------------------------------------------------------- the module
 
-HEAD = '"""Polynomials of `math.py`, by Horner\'s rule. Written by `tools/fit.py`, which says how they are fitted."""'
+HEAD = '"""Polynomials of `math.py`, by Horner\'s rule. Written by the generator\'s `tools/fit.py`: how they are fitted."""'
 
 
 def body(coefficients: list[Any], form: str, variable: str) -> list[str]:

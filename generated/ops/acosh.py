@@ -13,6 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
 from ..runtime.math import acosh as acosh_
+from ..runtime.math import rsqrt as rsqrt_
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def acosh_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy * tl.rsqrt(x - 1) * tl.rsqrt(x + 1), mask=mask)
+    tl.store(dx_ptr + i, dy * rsqrt_(x - 1) * rsqrt_(x + 1), mask=mask)
 
 
 class Acosh(PointwiseOp):

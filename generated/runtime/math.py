@@ -2,8 +2,8 @@
 
 Each takes and returns the compute dtype. In f64 a result is off by at most 2 units in the last place; in f32, by at
 most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, for f32 whose result is stored in 16 bits,
-is a cheaper form: a relative error of at most 2**-14, and 0 for what is below 2**-126. `benchmarks/accuracy.py`
-measures all of it.
+is a cheaper form: a relative error of at most 2**-14, and 0 or as small for what is below 2**-126. The generator's
+`benchmarks/accuracy.py` measures all of it.
 
 No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
 The polynomials are in `polynomials.py`.
@@ -11,30 +11,27 @@ The polynomials are in `polynomials.py`.
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
-from .polynomials import (
-    asin_tail,
-    asinh_tail,
-    atan_tail,
-    atanh_tail,
-    atanh_third,
-    erf_excess,
-    erf_quotient,
-    erfcx_by_rcp,
-    erfcx_by_slope,
-    exp_tail,
-    log1p_quotient,
-    log1p_tail,
-    log2_erfc,
-    log2_quotient,
-    sinh_tail,
-    tan_tail,
-    tanh_tail,
-)
+from . import polynomials
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+"""Triton's interpreter calls no libdevice: there NumPy stands in."""
 
 # ---------------------------------------------------------------------------------------------- pieces
+
+
+@triton.jit
+def alike(x, y):
+    """Two operands in one shape and dtype; one may be a number in the text of a kernel. No instruction is left of it."""
+    known = (x == x) & (y == y)
+    x = tl.where(known, x, x)
+    y = tl.where(known, y, y)
+    return x.to(tl.where(known, x, y).dtype), y.to(tl.where(known, x, y).dtype)
 
 
 @triton.jit
@@ -81,7 +78,7 @@ def exp2_short(x):
 
 @triton.jit
 def exp_sum(x, low, SHIFT: tl.constexpr = 0):
-    """exp(x + low) / 2**SHIFT by Cody and Waite: -104 <= x <= 90 (f64: -746, 711), which covers all results; small `low`."""
+    """exp(x + low) / 2**SHIFT by Cody and Waite: `low` small, -104 <= x <= 90 (f64: -746, 711), or it is 0 or inf."""
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
@@ -100,7 +97,7 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         half = bits >> 1
         first = (half << 23).to(tl.float32, bitcast=True)
         second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
-    return (1.0 + (r + r * r * exp_tail(r))) * first * second
+    return (1.0 + (r + r * r * polynomials.exp_tail(r))) * first * second
 
 
 @triton.jit
@@ -129,7 +126,7 @@ def log2_short(x):
     bits = x.to(tl.int32, bitcast=True)
     k = (bits - 0x3F2AAAAB) & -0x800000
     f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    return f * log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
+    return f * polynomials.log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
 
 
 @triton.jit
@@ -145,7 +142,7 @@ def log2_edges(x):
 def atan_core(t, HALF: tl.constexpr):
     """atan(t) for 0 <= t <= 1."""
     z = t * t
-    return t + t * z * atan_tail(z, HALF)
+    return t + t * z * polynomials.atan_tail(z, HALF)
 
 
 @triton.jit
@@ -199,7 +196,7 @@ def expm1(x, HALF: tl.constexpr = False):
         n = t - 6755399441056766.0
         r = (c - n * 0.6931471805598903) - n * 5.497923018708371e-14
         half = (t.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)  # 2**(n - 1) does not overflow
-        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        y = (half * (r + r * r * polynomials.exp_tail(r)) + (half - 0.5)) * 2.0
         return tl.where(tl.abs(x) < 1e-17, x, y)
     elif HALF:
         return tl.where(tl.abs(x) < 0.01, x * (0.5 * x + 1.0), exp2_short(x * 1.4426950408889634) - 1.0)
@@ -209,7 +206,7 @@ def expm1(x, HALF: tl.constexpr = False):
         n = t - 12583038.0
         r = (c - n * 0.693145751953125) - n * 1.4286068e-06
         half = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-        y = (half * (r + r * r * exp_tail(r)) + (half - 0.5)) * 2.0
+        y = (half * (r + r * r * polynomials.exp_tail(r)) + (half - 0.5)) * 2.0
         return tl.where(tl.abs(x) < 1e-8, x, y)
 
 
@@ -230,7 +227,7 @@ def softplus(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         return maximum(x, 0.0) + log1p(e)
     else:
-        return maximum(x, 0.0) + e * log1p_quotient(e, HALF)
+        return maximum(x, 0.0) + e * polynomials.log1p_quotient(e, HALF)
 
 
 @triton.jit
@@ -240,7 +237,7 @@ def sinh(x, HALF: tl.constexpr = False):
         t = x * 1.4426950408889634
         z = x * x
         far = exp2_short(t - 1.0) - exp2_short(-1.0 - t)
-        return tl.where(tl.abs(x) < 0.2, x + x * z * sinh_tail(z, True), far)
+        return tl.where(tl.abs(x) < 0.2, x + x * z * polynomials.sinh_tail(z, True), far)
     else:
         a = tl.abs(x)
         z = tl.where(a < 1.0, x * x, 0.0)
@@ -249,7 +246,7 @@ def sinh(x, HALF: tl.constexpr = False):
             far = h - 0.25 / h
         else:
             far = h - tl.exp2(a * -1.4426950408889634 - 1.0)
-        return tl.where(a < 1.0, x + x * (z * sinh_tail(z)), copysign(far, x))
+        return tl.where(a < 1.0, x + x * (z * polynomials.sinh_tail(z)), copysign(far, x))
 
 
 @triton.jit
@@ -273,7 +270,7 @@ def tanh(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float32 and HALF:
         z = x * x
         far = 1.0 - 2.0 * rcp_short(1.0 + exp2_short(x * 2.8853900817779268))
-        return tl.where(tl.abs(x) < 0.125, x + x * z * tanh_tail(z, True), far)
+        return tl.where(tl.abs(x) < 0.125, x * (1.0 + z * polynomials.tanh_tail(z, True)), far)
     else:
         a = tl.abs(x)
         z = tl.where(a < 0.6, x * x, 0.0)
@@ -281,7 +278,7 @@ def tanh(x, HALF: tl.constexpr = False):
             far = 1.0 - 2.0 / (1.0 + tl.exp(a + a))
         else:
             far = 1.0 - 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
-        return tl.where(a < 0.6, x + x * (z * tanh_tail(z)), copysign(far, x))
+        return copysign(tl.where(a < 0.6, a + a * (z * polynomials.tanh_tail(z)), far), x)
 
 
 # ---------------------------------------------------------------------------------------------- logarithms
@@ -315,8 +312,14 @@ def log10(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def log1p(x, HALF: tl.constexpr = False, low=0.0):
-    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32 has a polynomial."""
+def log1p(x, HALF: tl.constexpr = False):
+    """log(1 + x)."""
+    return log1p_sum(x, 0.0, HALF)
+
+
+@triton.jit
+def log1p_sum(x, low, HALF: tl.constexpr = False):
+    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32: a polynomial, no `low`."""
     u = 1.0 + x
     if x.dtype == tl.float64:
         lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
@@ -330,9 +333,9 @@ def log1p(x, HALF: tl.constexpr = False, low=0.0):
         m = (x.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True) + (0.5 * scale - 1.0)
         n = k.to(tl.float32)
         if HALF:
-            y = (m * log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
+            y = (m * polynomials.log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
         else:
-            tail = m + (m * m * log1p_tail(m) + n * 1.7030314e-13)
+            tail = m + (m * m * polynomials.log1p_tail(m) + n * 1.7030314e-13)
             y = n * 8.262941264808194e-08 + tail
         y = tl.where(u > 0, y, tl.where(u == 0, float("-inf"), float("nan")))
         return tl.where((tl.abs(x) > 1e-8) & (x < float("inf")), y, x)
@@ -346,7 +349,7 @@ def asinh(x, HALF: tl.constexpr = False):
         z = x * x
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
         far = (log2_short(half) + 1.0) * 0.6931471805599453
-        y = tl.where(a < 0.3, a + a * z * asinh_tail(z), tl.where(a < float("inf"), far, a))
+        y = tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), tl.where(a < float("inf"), far, a))
         return copysign(y, x)
     else:
         big = a > 1152921504606846976.0
@@ -362,7 +365,7 @@ def acosh(x, HALF: tl.constexpr = False):
     big = x > 1152921504606846976.0
     s = tl.sqrt(2.0 * t + t * t)
     w = tl.where(big, x, s + t)
-    y = log1p(w, HALF, tl.where(big, 0.0, t - (w - s))) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+    y = log1p_sum(w, tl.where(big, 0.0, t - (w - s)), HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
     return tl.where(x < 1.0, float("nan"), y)
 
 
@@ -374,7 +377,7 @@ def atanh(x, HALF: tl.constexpr = False):
         z = x * x
         far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
         far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
-        return copysign(tl.where(a < 0.2, a + a * z * atanh_tail(z), far), x)
+        return copysign(tl.where(a < 0.2, a + a * z * polynomials.atanh_tail(z), far), x)
     else:
         twice = a + a
         y = 0.5 * log1p(twice + twice * a / (1.0 - a))
@@ -398,65 +401,41 @@ def cos(x):
 
 @triton.jit
 def tan(x):
-    """tan(r) or -1 / tan(r), r = x - n pi / 2 in f64; beyond 500000, where any is, sin / cos in f64."""
-    wide = x.to(tl.float64)
-    t = wide * 0.6366197723675814 + 6755399441055744.0
-    n = t - 6755399441055744.0
-    turned = (t.to(tl.int64, bitcast=True) & 1) != 0
-    r = wide - n * 1.5707963267341256  # exact: 33 bits times 19
-    if x.dtype == tl.float64:
-        step = n * 6.077100506303966e-11  # exact too
-        high = r - step
-        low = ((r - high) - step) - n * 2.0222662487959506e-21
-        r = high + low
-        low = (high - r) + low
-        z = r * r
-        v = r * (z * tan_tail(z))
-        v = v + low * (1.0 + (r + v) * (r + v))
-        y = r + v
-        w = -1.0 / tl.where(turned, y, 1.0)
-        y = tl.where(turned, w + w * w * (v - (y - r)), y)
+    """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
+    if INTERPRETED:
+        return tl.sin(x) / tl.cos(x)
     else:
-        r = (r - n * 6.077100506506192e-11).to(tl.float32)
-        z = r * r
-        y = r + r * (z * tan_tail(z))
-        y = tl.where(turned, -1.0 / y, y)
-    y = tl.where(tl.abs(x) < 1e-20, x, y)
-    far = tl.abs(x) > 500000.0
-    if any_lane(far):
-        wide = tl.where(far, wide, 0.0)
-        y = tl.where(far, (tl.sin(wide) / tl.cos(wide)).to(x.dtype), y)
-    return tl.where(x == x, y, x)
+        return libdevice.tan(x)
 
 
 @triton.jit
-def any_lane(condition):
-    """Whether a condition holds anywhere in a block."""
-    if condition.type.is_block():
-        return tl.max(condition.to(tl.int32), axis=None) != 0
+def beyond_half(a, HALF: tl.constexpr):
+    """Where asin and acos halve the angle: late enough that what pi / 2 is lessened by is below 1, so rounds finely."""
+    if HALF:
+        return a > 0.5
     else:
-        return condition
+        return a > 0.5625
 
 
 @triton.jit
 def asin(x, HALF: tl.constexpr = False):
-    """An odd polynomial to 1/2; pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond."""
+    """An odd polynomial to 9/16; pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond."""
     a = tl.abs(x)
-    far = a > 0.5
+    far = beyond_half(a, HALF)
     z = tl.where(far, 0.5 - 0.5 * a, x * x)
     s = tl.where(far, tl.sqrt(z), a)
-    y = s + s * (z * asin_tail(z, HALF))
+    y = s + s * (z * polynomials.asin_tail(z, HALF))
     return copysign(tl.where(far, quarter_less(y + y), y), x)
 
 
 @triton.jit
 def acos(x, HALF: tl.constexpr = False):
-    """pi / 2 - asin(x) to 1/2; 2 asin(sqrt((1 - |x|) / 2)) beyond, from pi where x is negative."""
+    """pi / 2 - asin(x) to 9/16; 2 asin(sqrt((1 - |x|) / 2)) beyond, from pi where x is negative."""
     a = tl.abs(x)
-    far = a > 0.5
+    far = beyond_half(a, HALF)
     z = tl.where(far, 0.5 - 0.5 * a, x * x)
     s = tl.where(far, tl.sqrt(z), x)
-    y = s + s * (z * asin_tail(z, HALF))
+    y = s + s * (z * polynomials.asin_tail(z, HALF))
     return tl.where(far, tl.where(x < 0, half_turn_less(y + y), y + y), quarter_less(y))
 
 
@@ -475,7 +454,7 @@ def atan(x, HALF: tl.constexpr = False):
 @triton.jit
 def atan2(y, x, HALF: tl.constexpr = False):
     """The angle of (x, y): atan of the smaller over the larger, then turned; the edges of IEEE 754."""
-    y, x = tl.broadcast(y, x)
+    y, x = alike(y, x)
     ay = tl.abs(y)
     ax = tl.abs(x)
     steep = ay > ax
@@ -495,15 +474,15 @@ def erf(x, HALF: tl.constexpr = False):
     """An odd polynomial to |x| = 1 (half: all the way to 3, where it is 1), the complement beyond."""
     if x.dtype == tl.float32 and HALF:
         c = tl.clamp(x, -3.0, 3.0, propagate_nan=tl.PropagateNan.ALL)
-        return c * erf_quotient(c * c)
+        return c * polynomials.erf_quotient(c * c)
     else:
         a = tl.abs(x)
         z = tl.where(a < 1.0, x * x, 0.0)
         if x.dtype == tl.float64:
             far = 1.0 - erfc(a)
         else:
-            far = 1.0 - tl.exp2(log2_erfc(minimum(a, 4.0)))
-        return tl.where(a < 1.0, x + x * erf_excess(z), copysign(far, x))
+            far = 1.0 - tl.exp2(polynomials.log2_erfc(minimum(a, 4.0)))
+        return tl.where(a < 1.0, x + x * polynomials.erf_excess(z), copysign(far, x))
 
 
 @triton.jit
@@ -516,18 +495,19 @@ def erfc(x, HALF: tl.constexpr = False):
         d = 1.0 + 2.0 * a
         lost = tl.where(a < 0.5, 2.0 * a - (d - 1.0), 1.0 - (d - 2.0 * a))
         e = exp_sum(-high * high, (high - a) * (high + a) - lost / d)
-        y = (e + e * erfcx_by_slope((a - 4.0) / (a + 4.0))) / d
+        y = (e + e * polynomials.erfcx_by_slope((a - 4.0) / (a + 4.0))) / d
         z = tl.where(a < 0.45, x * x, 0.0)
-        near = 1.0 - (x + x * erf_excess(z))
+        near = 1.0 - (x + x * polynomials.erf_excess(z))
         return tl.where(a < 0.45, near, tl.where(x < 0, 2.0 - y, y))
     elif HALF:
-        y = exp2_short(log2_erfc(minimum(a, 9.2), True))
+        y = exp2_short(polynomials.log2_erfc(minimum(a, 9.2), True))
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
         high = high_bits(a)
         q = 1.0 / (1.0 + a)
-        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * erfcx_by_rcp(q - 0.5))
+        q = q + q * tl.fma(-q, a, 1.0 - q)  # Newton: the result would double the error of a GPU's quotient
+        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * polynomials.erfcx_by_rcp(q - 0.5))
         return tl.where(x < 0, 2.0 - y, y)
 
 
@@ -557,7 +537,7 @@ def rsqrt(x):
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
     """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 10 bits more than the result."""
-    x, y = tl.broadcast(x, y)
+    x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
         size = pow_wide(a, y)
@@ -569,10 +549,10 @@ def pow(x, y, HALF: tl.constexpr = False):
         n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
         n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
         if HALF:
-            size = exp2_short(y * (f * log2_quotient(f) + n))
+            size = exp2_short(y * (f * polynomials.log2_quotient(f) + n))
         else:
             w = f.to(tl.float64)
-            p = y.to(tl.float64) * (w * log2_quotient(w) + n.to(tl.float64))
+            p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
             t = tl.minimum(tl.maximum(p, -152.0), 130.0) + 6755399441055998.0
             part = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
             bits = t.to(tl.int64, bitcast=True).to(tl.int32)
@@ -608,7 +588,7 @@ def pow_wide(a, y):
     zl = (square_sh - zh) + sl * (s + sh)
     product = zh * 0.3333333283662796
     ch = high_bits(product)
-    cl = (product - ch) + (zl * 0.3333333333333333 + (zh * 4.967053731282552e-09 + z * z * atanh_third(z)))
+    cl = (product - ch) + (zl * 0.3333333333333333 + (zh * 4.967053731282552e-09 + z * z * polynomials.atanh_third(z)))
     sch = sh * ch
     first = sh + sch
     rest = (sch - (first - sh)) + (sl + (sl * ch + s * cl))
@@ -632,7 +612,7 @@ def pow_wide(a, y):
 @triton.jit
 def hypot(x, y):
     """sqrt(x**2 + y**2), scaled by a power of 2; infinite where either is, NaN beside it or not."""
-    x, y = tl.broadcast(x, y)
+    x, y = alike(x, y)
     a = tl.abs(x)
     b = tl.abs(y)
     top = tl.maximum(a, b)
@@ -666,63 +646,18 @@ def divide(a, b):
 
 @triton.jit
 def fmod(a, b):
-    """The exact remainder of C, with the sign of a: a few bits of the quotient at a time, in f64."""
-    if a.dtype.is_int():
+    """The exact remainder of C, with the sign of a: libdevice's, whose steps are as many as a lane's quotient has bits."""
+    a, b = alike(a, b)
+    if INTERPRETED or a.dtype.is_int():
         return a % b
     else:
-        return fmod_float(a, b)
-
-
-@triton.jit
-def fmod_float(a, b):
-    """`fmod` of floats."""
-    a, b = tl.broadcast(a, b)
-    top = tl.abs(a)
-    bottom = tl.abs(b)
-    endless = bottom == float("inf")
-    divides = (top < float("inf")) & (bottom > 0) & (bottom < float("inf"))
-    r = tl.where(divides, top, 0.0).to(tl.float64)
-    d = tl.where(divides, bottom, 1.0).to(tl.float64)
-    if a.dtype == tl.float64:
-        r = reduced(r, d)
-    else:
-        quotient = top / bottom
-        near = divides & (quotient < 1048576.0) & (bottom > 1.1754943508222875e-38)
-        whole = (tl.where(near, quotient, 0.0) + 12582912.0) - 12582912.0
-        r = r - whole.to(tl.float64) * d  # exact: 21 bits times 24
-        if any_lane(divides & (~near)):
-            r = reduced(r, d)
-    r = tl.where(r < 0, r + d, r).to(a.dtype)
-    r = tl.where(endless & (top < float("inf")), top, tl.where(divides, r, float("nan")))
-    return copysign(r, a)
-
-
-@triton.jit
-def reduced(r, d):
-    """r in f64 less a multiple of d > 0, to less than d in size; 20 bits of the quotient a step, each of them exact."""
-    while any_lane(tl.abs(r) >= d):
-        size = tl.abs(r)
-        # c = d times powers of 2, so that size / c is within range, and then within 2**21
-        far = d * 5.260135901548374e210
-        c = tl.where(size / far < 8.452712498170644e270, far, far * 5.260135901548374e210)
-        c = tl.where(size / d < 8.452712498170644e270, d, c)
-        quotient = size / c
-        e = (quotient.to(tl.int64, bitcast=True) & 0x7FF0000000000000) - 0x0140000000000000
-        e = tl.maximum(e, 0x3FF0000000000000)
-        whole = quotient * (0x7FE0000000000000 - e).to(tl.float64, bitcast=True)
-        whole = (whole + 6755399441055744.0) - 6755399441055744.0
-        c = c * e.to(tl.float64, bitcast=True)
-        high = high_bits(c)
-        left = (size - whole * high) - whole * (c - high)
-        left = tl.where(r < 0, -left, left)
-        r = tl.where(size >= d, left, r)
-    return r
+        return libdevice.fmod(a, b)
 
 
 @triton.jit
 def mod(a, b):
     """a - b * floor(a / b), exact: the sign of the divisor, as in Python."""
-    if a.dtype.is_floating():
+    if tl.where(a == b, a, b).dtype.is_floating():
         r = fmod(a, b)
     else:
         r = a % b
