@@ -248,6 +248,7 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     launched = [n for n in op.gradients if given[n].is_floating_point() and not _passes(op, n, given, outputs)]
     if not launched:
         return 0
+    launched = [n for n in launched if not _shared(op, n, launched, given)]
     everything = {**given, **outputs}
     kernel = getattr(op, "backward", None)
     pointers = {p.name for p in kernel.abi.params} if kernel is not None else None
@@ -256,6 +257,11 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     ]
     names = [*op.residuals, *cotangents, *launched]  # a cotangent is as large as its output, a gradient as its input
     return sum(size(everything[n]) for n in names)
+
+
+def _shared(op: Any, name: str, launched: Sequence[str], given: Mapping[str, torch.Tensor]) -> bool:
+    other = getattr(op, "equals", {}).get(name)
+    return other in launched and (given[other].shape, given[other].dtype) == (given[name].shape, given[name].dtype)
 
 
 def _passes(op: Any, name: str, given: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> bool:

@@ -47,9 +47,11 @@ class Env:
         return tuple(self.extents[a] if a in axes else 1 for a in self.order)
 
 
-def evaluate(roots: Iterable[Node], env: Env, disturbed: Mapping[int, float] | None = None) -> dict[int, Array]:
-    """Every node below the roots, by serial. `disturbed` has factors on the values of some."""
-    factors = disturbed or {}
+def evaluate(
+    roots: Iterable[Node], env: Env, disturbed: Mapping[int, Callable[[Array], Array]] | None = None
+) -> dict[int, Array]:
+    """Every node below the roots, by serial. `disturbed` says what becomes of the values of some."""
+    disturbed = disturbed or {}
     values: dict[int, Array] = {}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -59,8 +61,8 @@ def evaluate(roots: Iterable[Node], env: Env, disturbed: Mapping[int, float] | N
             if not node.host:
                 args = [_lowered(v, a, env) for v, a in zip(args, node.args)]
             values[node.serial] = _value(node, args, env)
-            if node.serial in factors:
-                values[node.serial] = values[node.serial] * factors[node.serial]
+            if node.serial in disturbed:
+                values[node.serial] = disturbed[node.serial](values[node.serial])
     return values
 
 

@@ -117,16 +117,20 @@ def _plan(verdict: Verdict, report: Report) -> str:
     return "" if plan is None else _section("Plan: pointwise", plan_text(plan))
 
 
-def _half(plan: OpPlan, direction: str, roots: list[Node], place: int) -> list[str]:
+def _half(plan: OpPlan, direction: str, place: int) -> list[str]:
     """Which calls take their cheaper form where the results are stored in half precision, and which may not."""
-    calls = dict.fromkeys(spell(n) for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and not n.host)
-    if not calls:
-        return []
-    cheap = [c for c in calls if c not in plan.exacting[place]]
-    full = [c for c in calls if c in plan.exacting[place]]
+    cheap: dict[str, None] = {}
+    full: dict[str, None] = {}
+    for _, graph in plan.graphs:
+        bound = (*graph.bindings, *graph.let)
+        for node in walk(_nodes(graph.gradients if place else graph.outputs)):
+            if node.op in TABLE and TABLE[node.op].coarse and not node.host:
+                names = {b.node.serial: b.name for b in reversed(bound) if b.node is not node}
+                found = full if spell(node) in plan.exacting[place] else cheap
+                found[spell(node, names)] = None
     words = [f"cheaper forms of {', '.join(cheap)}"] if cheap else []
     words += [f"in full, for the result magnifies an error: {', '.join(full)}"] if full else []
-    return [f"{direction} in half precision: {'; '.join(words)}"]
+    return [f"{direction} in half precision: {'; '.join(words)}"] if words else []
 
 
 def plan_text(plan: OpPlan) -> str:
@@ -154,8 +158,8 @@ def plan_text(plan: OpPlan) -> str:
         lines.append(
             f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
         )
-    lines += _half(plan, "forward", [t.node for _, g in plan.graphs for t in g.outputs if t.node is not None], 0)
-    lines += _half(plan, "backward", [t.node for _, g in plan.graphs for t in g.gradients if t.node is not None], 1)
+    lines += _half(plan, "forward", 0)
+    lines += _half(plan, "backward", 1)
     lines.append(
         f"operations an element: {flops(_nodes(graph.outputs))} forward"
         + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")

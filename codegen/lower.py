@@ -97,6 +97,8 @@ class Module:
     """Gradients that are a cotangent as it is, with the test under which."""
     present: tuple[str, ...]
     """Tensors that the backward takes for their presence alone."""
+    equals: tuple[tuple[str, str], ...]
+    """Gradients that are the gradient of another tensor, before what was broadcast is summed."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class _Printer:
 
     def _coarse(self, node: Node) -> bool:
         """Whether the call may take its cheaper form; then the kernel is told when."""
-        coarse = TABLE[node.op].coarse and spell(node) not in self.exacting
+        coarse = TABLE[node.op].coarse > 0 and spell(node) not in self.exacting
         self.used.coarse |= coarse
         return coarse
 
@@ -455,6 +457,7 @@ class _Lowering:
         return Module(
             self.plan, forward, backward, tuple((n, t) for n, t in self.hosted.items() if n in used),
             tuple((n, t) for n, t in self.choices.items() if n in used), tuple(self._import_lines()), tuple(self.passes()), self.present,
+            tuple(self._equals()),
         )  # fmt: skip
 
     def _find_rounded(self) -> None:
@@ -581,13 +584,26 @@ class _Lowering:
                 out.append((name, *one))
         return out
 
+    def _equals(self) -> Iterable[tuple[str, str]]:
+        passed = {name for name, _, _ in self.passes()}
+        for place, name in enumerate(self.plan.gradients):
+            for other in self.plan.gradients[:place]:
+                if passed.isdisjoint((name, other)) and all(self._same(g, name, other) for _, g in self.plan.floats):
+                    yield name, other
+                    break
+
+    @staticmethod
+    def _same(graph: Graph, name: str, other: str) -> bool:
+        nodes = [t.node and stripped(t, graph) for n in (name, other) for t in graph.gradients if t.name == n]
+        return len(nodes) == 2 and nodes[0] is not None and nodes[0] is nodes[1]
+
     @staticmethod
     def _passed(graph: Graph, name: str) -> tuple[str, str] | None:
         """The cotangent that a gradient is, or is times a host number: then only where that number is 1."""
         node = next((stripped(t, graph) for t in graph.gradients if t.name == name and t.node is not None), None)
         test = ""
-        if node is not None and node.op == "mul" and any(a.host for a in node.args):
-            factor, node = sorted(node.args, key=lambda a: not a.host)
+        if node is not None and node.op == "mul" and any(a.host and a.op != "const" for a in node.args):
+            factor, node = sorted(node.args, key=lambda a: not a.host or a.op == "const")
             test = f"{python(factor)} == 1"
         if node is not None and node.op == "read" and graph.tensors[node.params[0]].role == "cotangent":
             return str(node.params[0]), test

@@ -1,8 +1,8 @@
 """Precision: which calls of a formula may take their cheaper form where the results are stored in half precision.
 
-Takes a typed pointwise variant, returns the calls that may not. A cheaper form has a relative error of up to 2**-14, an
-eighth of a unit in the last place of float16. Whether a formula passes that on or magnifies it is measured: each call is
-disturbed by so much, over the whole range of floats, and what it moves is compared with the result.
+Takes a typed pointwise variant, returns the calls that may not. A row of the primitives' table says how large the error of a
+cheaper form is. Whether a formula passes it on or magnifies it is measured: each call is disturbed by so much, over the
+whole range of floats, and what it moves is compared with the result.
 
     tanh in  y = x * tanh(softplus(x))    moves y by as much as itself: it may
     tanh in  y = x - tanh(x)              moves y by far more than y where x is small: it may not
@@ -11,6 +11,7 @@ disturbed by so much, over the whole range of floats, and what it moves is compa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -22,10 +23,10 @@ from codegen.sample import NoSample
 from codegen.spec import OpSpec
 from codegen.variants import Variant
 
-ERROR = 2.0**-14
-"""The largest relative error of a cheaper form."""
-_MOST = 4 * ERROR
-"""How far a result may move, relative to itself: half a unit in the last place of float16, less than the rounding at the store adds."""
+_ULP = 2.0**-10
+"""A unit in the last place of float16, relative to the number."""
+_MOST = 0.25 * _ULP
+"""How far a result may move, relative to itself: half of what the rounding at the store may add."""
 _ROOTS = 0.05
 """The share of points that may move further: near a simple root every relative error is large, and that is no fault of a call."""
 
@@ -46,10 +47,17 @@ def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) 
     found = set()
     for call in calls:
         for sign in (1, -1):
-            moved = evaluate(roots, env, {call.serial: 1 + sign * ERROR})
+            moved = evaluate(roots, env, {call.serial: partial(_disturbed, 1 + sign * TABLE[call.op].coarse * _ULP)})
             if any(_magnified(exact[r.serial], moved[r.serial]) for r in roots):
                 found.add(spell(call))
     return frozenset(found)
+
+
+def _disturbed(factor: float, value: Array) -> Array:
+    """A value with the error of a cheaper form. Where it is a whole number in float32 (1 far out in a sigmoid) it has none."""
+    with np.errstate(all="ignore"):
+        single = value.astype(np.float32)
+        return np.where(single == np.rint(single), value, value * factor)
 
 
 def _magnified(exact: Array, moved: Array) -> bool:

@@ -37,11 +37,11 @@ def add_silu_forward(
 def add_silu_backward(
     x_ptr, x_strides, other_ptr, other_strides, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr,
     sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
-    n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
@@ -52,7 +52,7 @@ def add_silu_backward(
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
         z = maximum(x + other, -1000)  # the sigmoid is 0 there, and -inf * 0 would be NaN
-        s = sigmoid(z)
+        s = sigmoid(z, HALF)
         dz = dy * s * (1 + minimum(z, 1000) * (1 - s))  # inf * 0 would be NaN
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dz, mask=mask)
@@ -77,6 +77,7 @@ class AddSilu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
+    equals = {"other": "x"}
     forward = Kernel.of(add_silu_forward)
     backward = Kernel.of(add_silu_backward)
 

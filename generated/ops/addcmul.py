@@ -42,7 +42,7 @@ def addcmul_backward(
 ):  # fmt: skip
     value = scalar(value, COMPUTE)
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dtensor1_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dtensor2_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)

@@ -46,7 +46,7 @@ def bias_gelu_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dbias_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
@@ -93,6 +93,7 @@ class BiasGelu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "bias")
     gradients = ("x", "bias")
+    equals = {"bias": "x"}
     kinds = {"approximate": ("none", "tanh")}
     forward = Kernel.of(bias_gelu_forward)
     backward = Kernel.of(bias_gelu_backward)

@@ -43,7 +43,7 @@ def copysign_backward(
     RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):

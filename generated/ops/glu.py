@@ -36,14 +36,15 @@ def glu_forward(
 @triton.jit
 def glu_backward(
     x_ptr, x_strides, x_stride_S: tl.int64, dy_ptr, dy_strides, dx_ptr, dx_strides, dx_stride_S: tl.int64, sizes,
-    patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    patch_sizes, n: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    s = sigmoid(x_1)
+    s = sigmoid(x_1, HALF)
     y = a * s
     dx_at = dx_ptr + offset(i, sizes, dx_strides)
     tl.store(dx_at, dy * s, mask=mask)

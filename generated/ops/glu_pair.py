@@ -36,11 +36,11 @@ def glu_pair_forward(
 def glu_pair_backward(
     a_ptr, a_strides, b_ptr, b_strides, dy_ptr, dy_strides, da_ptr, da_sum_ptr, db_ptr, db_sum_ptr, sizes,
     patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64, n_reduced: tl.int64,
-    span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     da_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     db_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
@@ -50,7 +50,7 @@ def glu_pair_backward(
         a = tl.load(a_ptr + offset(i, sizes, a_strides), mask=mask).to(COMPUTE)
         b = tl.load(b_ptr + offset(i, sizes, b_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        s = sigmoid(b)
+        s = sigmoid(b, HALF)
         y = a * s
         da = dy * s
         if da_ptr is not None:

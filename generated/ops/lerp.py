@@ -43,7 +43,7 @@ def lerp_backward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dend_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dweight_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
-from ..runtime.math import log, log1p
+from ..runtime.math import log
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -31,9 +31,19 @@ def logit_forward(
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if HAS_EPS:
         z = tl.where(x < eps, eps, tl.where(x > c1, c1, x))
-        y = tl.where(tl.abs(z - 0.5) < 0.2, log1p((2 * z - 1) / (1 - z), HALF), log(z / (1 - z), HALF))
     else:
-        y = tl.where(tl.abs(x - 0.5) < 0.2, log1p((2 * x - 1) / (1 - x), HALF), log(x / (1 - x), HALF))
+        z = x
+    d = 2 * z - 1
+    d2 = d * d
+    near = (
+        2
+        * d
+        * (
+            1
+            + d2 * (0.3333333333333333 + d2 * (0.2 + d2 * (0.14285714285714285 + d2 * (0.1111111111111111 + d2 / 11))))
+        )
+    )
+    y = tl.where(tl.abs(d) < 0.0625, near, log(z / (1 - z), HALF))
     tl.store(y_ptr + i, y, mask=mask)
 
 

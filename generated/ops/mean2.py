@@ -37,7 +37,7 @@ def mean2_backward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
@@ -70,11 +70,9 @@ class Mean2(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x", "other")
+    equals = {"other": "x"}
     forward = Kernel.of(mean2_forward)
     backward = Kernel.of(mean2_backward)
-
-    def passes(self) -> dict[str, str]:
-        return {**({"x": "dy"} if 0.5 == 1 else {}), **({"other": "dy"} if 0.5 == 1 else {})}
 
 
 def mean2(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ def prelu_backward(
     BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dweight_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)

@@ -34,14 +34,14 @@ def quick_gelu_forward(
 
 @triton.jit
 def quick_gelu_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
     z = maximum(x, -1000)  # the sigmoid is 0 there, and -inf * 0 would be NaN
-    s = sigmoid(1.702 * z)
+    s = sigmoid(1.702 * z, HALF)
     tl.store(dx_ptr + i, dy * s * (1 + 1.702 * minimum(z, 1000) * (1 - s)), mask=mask)
 
 

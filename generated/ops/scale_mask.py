@@ -40,7 +40,7 @@ def scale_mask_backward(
 ):  # fmt: skip
     scale = scalar(scale, COMPUTE)
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)

@@ -33,13 +33,13 @@ def silu_forward(
 
 @triton.jit
 def silu_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    s = sigmoid(x)
+    s = sigmoid(x, HALF)
     tl.store(dx_ptr + i, dy * s * (1 + x * (1 - s)), mask=mask)
 
 

@@ -36,11 +36,11 @@ def swiglu_forward(
 def swiglu_backward(
     gate_ptr, gate_strides, up_ptr, up_strides, dy_ptr, dy_strides, dgate_ptr, dgate_sum_ptr, dup_ptr, dup_sum_ptr,
     sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
-    n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    first, last = share(n_reduced, reduced_strides, span)
+    first, last = share(n_reduced, reduced_strides, span, WIDE)
     dgate_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     dup_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
@@ -50,7 +50,7 @@ def swiglu_backward(
         gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
         up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        s = sigmoid(gate)
+        s = sigmoid(gate, HALF)
         dgate = dy * (s * (1 + gate * (1 - s))) * up
         if dgate_ptr is not None:
             tl.store(dgate_ptr + i, dgate, mask=mask)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import tanh
+from ..runtime.math import sigmoid, tanh
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 @triton.jit
 def tanhshrink_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    t = tanh(x)
-    z = tl.where(tl.abs(x) < 0.5, x * x, 0)
+    a = tl.abs(x)
+    z = tl.where(a < 0.5, x * x, 0)
     near = x * z * (45045 + z * (2772 + 27 * z)) / (135135 + z * (62370 + z * (3150 + 28 * z)))
-    y = tl.where(tl.abs(x) < 0.5, near, x - t)
+    far = a - 1 + 2 * sigmoid(-2 * a, HALF)  # a - tanh(a)
+    y = tl.where(a < 0.5, near, tl.where(x < 0, -far, far))
     tl.store(y_ptr + i, y, mask=mask)
 
 

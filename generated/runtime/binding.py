@@ -249,6 +249,16 @@ def _passed(
     return out
 
 
+def _shared(op: RuntimeOp, metas: Mapping[str, Given], names: Sequence[str]) -> dict[str, str]:
+    """The gradients that another one of `names` equals. Autograd gets that one twice, and clones where it must."""
+
+    def kind(name: str) -> Any:
+        meta = metas.get(name)
+        return (meta.shape, meta.dtype) if isinstance(meta, Meta) else None
+
+    return {n: o for n, o in op.equals.items() if n in names and o in names and kind(n) == kind(o)}
+
+
 def _autograd_function(torch: Any) -> Any:
     """The one autograd.Function, made when torch is there."""
 
@@ -304,8 +314,11 @@ def _autograd_function(torch: Any) -> Any:
             tensors = {**dict(zip(ctx.kept, ctx.saved_tensors)), **supplied}
             by_name = _passed(op, ctx.metas, supplied, needed, lib)
             rest = [n for n in needed if n not in by_name]
+            shared = _shared(op, ctx.metas, rest)
+            rest = [n for n in rest if n not in shared]
             if rest:
                 by_name |= zip(rest, _Once.apply(op, given, rest, ctx.device, tuple(tensors), *tensors.values()))
+            by_name |= {n: by_name[other] for n, other in shared.items()}
             return (None, None, *(by_name.get(n) for n in ctx.names))
 
     class _Once(torch.autograd.Function):

@@ -133,6 +133,8 @@ class RuntimeOp:
     """Inputs, params and outputs that the backward kernels read."""
     gradients: ClassVar[tuple[str, ...]] = ()
     """Inputs and params that have a gradient, in the spec's order."""
+    equals: ClassVar[Mapping[str, str]] = {}
+    """Gradients that are the gradient of another tensor where the two tensors have one shape and dtype: written once."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
@@ -682,7 +684,7 @@ class Split:
         else:
             block_k, block_r = (1, 1024) if self.n_reduced >= 256 or self.n_kept < 64 else (128, 16)
         tiles = _cdiv(self.n_kept, block_k)
-        parts = max(1, min(_cdiv(4 * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
+        parts = max(1, min(_cdiv(16 * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
         return block_k, block_r, parts
 
 

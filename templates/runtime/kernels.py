@@ -89,13 +89,17 @@ def kept_tile(n_kept, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLO
 
 
 @triton.jit
-def share(n_reduced, reduced_strides, span):
+def share(n_reduced, reduced_strides, span, WIDE: tl.constexpr):
     """First and last reduced index of this program. Where nothing is reduced: one step, a loop that compiles away."""
     if reduced_strides is None:
         return 0, 1
     else:
         first = tl.program_id(1) * span
-        return first, tl.minimum(first + span, n_reduced)
+        last = tl.minimum(first + span, n_reduced)
+        if WIDE:
+            return first, last
+        else:
+            return first.to(tl.int32), last.to(tl.int32)  # 64-bit division is slow
 
 
 @triton.jit

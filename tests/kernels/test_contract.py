@@ -202,12 +202,26 @@ def test_many_alternating_dims_of_broadcasting() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs))
 
 
-def test_gradients_share_no_storage() -> None:
+@pytest.mark.parametrize("name", ["add", "bias_gelu", "mean2"])
+def test_gradients_share_no_storage(name: str) -> None:
     """What autograd adopts may be scaled in place: neither another gradient nor the cotangent may change with it."""
     x, o = (torch.ones(5, device=DEVICE, requires_grad=True) for _ in range(2))
     dy = torch.ones(5, device=DEVICE)
-    generated.add(x, o).backward(dy)
+    getattr(generated, name)(x, o).backward(dy)
     assert len({x.grad.data_ptr(), o.grad.data_ptr(), dy.data_ptr()}) == 3
+
+
+def test_equal_gradients_are_written_once(launches: list[str]) -> None:
+    x, o = (torch.ones(4, 5, device=DEVICE, requires_grad=True) for _ in range(2))
+    y = generated.bias_gelu(x, o)
+    with Calls() as calls:
+        dx, do = torch.autograd.grad(y, [x, o], torch.ones_like(y))
+    assert calls.names.count("empty_strided") == 1 and dx.data_ptr() == do.data_ptr()
+    row = torch.ones(5, device=DEVICE, requires_grad=True)
+    dx, do = torch.autograd.grad(generated.bias_gelu(x, row).sum(), [x, row])
+    assert dx.shape == (4, 5) and do.shape == (5,)
+    (alone,) = torch.autograd.grad(generated.bias_gelu(x, o).sum(), [o])
+    assert alone.shape == (4, 5)
 
 
 @pytest.mark.parametrize("view", ["expanded", "unfolded", "overlapping"])
