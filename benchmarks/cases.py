@@ -26,9 +26,9 @@ from generated.runtime.views import FLOATS, INTS, ITEM_SIZES
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = ("bf16", "f16", "f32")
 LAYOUTS = ("dense", "transposed", "mixed", "unaligned", "row", "column")
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward", "training")
 PEERS = ("pullback", "eager", "compiled")
-MAIN_MB = 128
+MAIN_MB = 512
 """The size at which layouts are compared and compiled torch is measured."""
 _PAD = 16
 _OTHER_EXTENT = 4
@@ -242,7 +242,11 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     """The bytes that an op cannot do without: what is read counts once, and so does what is written.
 
     Backward: residuals and cotangents are read, gradients are written; 0 where every gradient is a cotangent as it is.
+    Training is forward and backward one after the other, and 0 where backward is.
     """
+    if direction == "training":
+        back = moved(op, "backward", given, outputs)
+        return back and moved(op, "forward", given, outputs) + back
     if direction == "forward":
         return sum(map(size, given.values())) + sum(map(size, outputs.values()))
     launched = [n for n in op.gradients if given[n].is_floating_point() and not _passes(op, n, given, outputs)]

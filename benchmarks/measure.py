@@ -34,7 +34,7 @@ class Choice:
     """What of everything is measured. `everything`: each layout at each size, compiled torch in all of them."""
 
     layouts: tuple[str, ...] = cases.LAYOUTS
-    sizes: tuple[float, ...] = (1, 16, 128, 1024)
+    sizes: tuple[float, ...] = (1, 16, 128, 512, 1024)
     dtypes: tuple[str, ...] = cases.DTYPES
     peers: tuple[str, ...] = cases.PEERS
     directions: tuple[str, ...] = cases.DIRECTIONS
@@ -106,9 +106,13 @@ class Run:
         try:
             sets = self._operands(setting).views(setting.layout)
             found = peers.outputs(setting.entry, sets[0])
-            backward = "backward" in self.choice.directions
+            backward = self.choice.directions != ("forward",)
             bytes_moved = {d: cases.moved(setting.entry.instance, d, sets[0], found) for d in self.choice.directions}
-            seeds = peers.cotangents(found, len(sets)) if backward and bytes_moved["backward"] else []
+            seeds = (
+                peers.cotangents(found, len(sets))
+                if backward and any(n for d, n in bytes_moved.items() if d != "forward")
+                else []
+            )
             del found
         except Exception as error:
             return [self._fault(setting, d, p, error) for p in setting.peers for d in self.choice.directions]
@@ -141,7 +145,7 @@ class Run:
                 if direction == "forward":
                     call = peers.forward(run, sets)
                 else:
-                    call = peers.backward(setting.entry, run, sets, seeds)
+                    call = peers.backward(setting.entry, run, sets, seeds, rebuild=direction == "training")
                 if call is None:
                     continue
                 seconds = self.clock.device(call)
@@ -164,7 +168,12 @@ class Run:
         """Dense bf16 alone, at the main size's turn. Compiled torch keeps the tensors that it was compiled for: the host
         does not wait for them, and another shape would be another compilation."""
         dtypes = setting.entry.dtypes(("bf16",))
-        if (setting.dtype,) != dtypes or setting.layout != "dense" or setting.mb != self.choice.main:
+        if (
+            direction == "backward"
+            or (setting.dtype,) != dtypes
+            or setting.layout != "dense"
+            or setting.mb != self.choice.main
+        ):
             return None
         if peer != "compiled":
             sets = Operands(setting.entry, setting.dtype, 64, 64, 1, self.device).views("dense")
@@ -181,4 +190,5 @@ class Run:
                 raise Lost(f"{peer} {direction}: {lost}") from error
             torch.cuda.empty_cache()
         text = f"{type(error).__name__}: {error}".strip()
-        return {**setting.key(), "direction": direction, "peer": peer, "error": text[:2000]}
+        unable = peer != "pullback" and "derivative for" in text and "is not implemented" in text
+        return {**setting.key(), "direction": direction, "peer": peer, "error": text[:2000], "unable": unable}

@@ -45,7 +45,7 @@ def _once(entry: cases.Entry, peer: str, sets: Sequence[Mapping[str, torch.Tenso
     if "forward" in directions:
         peers.forward(run, sets)(0)
     found = peers.outputs(entry, sets[0])
-    if "backward" in directions and cases.moved(entry.instance, "backward", sets[0], found):
+    if directions != ("forward",) and cases.moved(entry.instance, "backward", sets[0], found):
         call = peers.backward(entry, run, sets, peers.cotangents(found, 1))
         if call is not None:
             call(0)

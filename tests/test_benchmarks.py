@@ -251,13 +251,13 @@ def test_the_order_is_what_matters_most_first() -> None:
     case = two_tensors()[0]
     todo = measure.settings([case], measure.Choice(dtypes=("f32",)))
     assert [(s.layout, s.mb) for s in todo] == [
-        ("dense", 128),
-        *((n, 128) for n in cases.LAYOUTS[1:]),
-        *(("dense", mb) for mb in (1, 16, 1024)),
+        ("dense", 512),
+        *((n, 512) for n in cases.LAYOUTS[1:]),
+        *(("dense", mb) for mb in (1, 16, 128, 1024)),
     ]
     assert [s for s in todo if "compiled" in s.peers] == todo[:1]
     whole = measure.settings([case], measure.Choice(dtypes=("f32",), everything=True))
-    assert len(whole) == 4 * len(cases.LAYOUTS) and all("compiled" in s.peers for s in whole)
+    assert len(whole) == 5 * len(cases.LAYOUTS) and all("compiled" in s.peers for s in whole)
     assert measure.settings([case], measure.Choice(dtypes=("f32",), peers=("compiled",))) == [
         s for s in measure.settings([case], measure.Choice(dtypes=("f32",), peers=("compiled",))) if s.layout == "dense"
     ]
@@ -266,10 +266,10 @@ def test_the_order_is_what_matters_most_first() -> None:
 def test_options() -> None:
     args = pointwise.parser().parse_args(["--dense-only", "--dtypes", "bf16,f32", "--ops", "one,two(a=b, c=d);three"])
     choice = pointwise.chosen(args)
-    assert (choice.layouts, choice.sizes, choice.dtypes) == (("dense",), (128.0,), ("bf16", "f32"))
+    assert (choice.layouts, choice.sizes, choice.dtypes) == (("dense",), (512.0,), ("bf16", "f32"))
     assert pointwise._words(args.ops) == ("one", "two(a=b, c=d)", "three")
     work = pointwise.tasks(measure.settings(ENTRIES[:1], choice), choice)
-    settings = (("dense", 128.0, ("pullback", "compiled")),)
+    settings = (("dense", 512.0, ("pullback", "compiled")),)
     assert work == [(ENTRIES[0].name, d, settings, cases.DIRECTIONS) for d in ("bf16", "f32")]
     for wrong in (["--dtypes", "f8"], ["--sizes", "big"], ["--layouts", ""], ["--sizes", "0"]):
         with pytest.raises(SystemExit):
@@ -286,7 +286,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def cell(op: str, peer: str, share: float, **other: Any) -> dict[str, Any]:
-    plain = {"direction": "forward", "dtype": "bf16", "layout": "dense", "mb": 128, "host_us": None}
+    plain = {"direction": "forward", "dtype": "bf16", "layout": "dense", "mb": 512, "host_us": None}
     return {"op": op, "peer": peer, "ms": 1 / share, "share": share, **plain, **other}
 
 
@@ -317,9 +317,9 @@ def test_the_layout_table_flags_and_explains() -> None:
     rows += [cell("f", "pullback", 0.4, layout="transposed"), cell("f", "pullback", 0.9, layout="row")]
     cells = report.Cells(rows)
     assert body(report.layouts(cells)) == [
-        f"| f forward | mixed | 128 | 0.25 **!** | 0.75 | {report.REASONS['mixed']} |",
-        "| f forward | transposed | 128 | 0.40 **!** | - | unexplained |",
-        "| f forward | row | 128 | 0.90 | - |  |",
+        f"| f forward | mixed | 512 | 0.25 **!** | 0.75 | {report.REASONS['mixed']} |",
+        "| f forward | transposed | 512 | 0.40 **!** | - | unexplained |",
+        "| f forward | row | 512 | 0.90 | - |  |",
     ]
     text = "\n".join(report.summary(cells))
     assert "Layouts below 0.5 of dense: 2 cells." in text
@@ -347,7 +347,7 @@ def test_the_summary() -> None:
             "direction": "forward",
             "dtype": "f16",
             "layout": "row",
-            "mb": 128,
+            "mb": 512,
             "peer": "eager",
             "error": "E",
         },
@@ -358,15 +358,15 @@ def test_the_summary() -> None:
     assert [(round(times, 2), row["op"], best["peer"]) for times, row, best in found] == [(1.25, "late", "compiled")]
     text = "\n".join(report.summary(cells))
     assert "7 cells measured, 1 failed." in text and "below 0.95: 2 of 3 cells." in text
-    assert "more than 3%: 1 of 4 cells." in text and "| late forward | bf16 | dense | 128 |" in text
-    assert body(report.errors(cells)) == ["| bad forward | f16 | row | 128 | eager | E |"]
+    assert "more than 3%: 1 of 4 cells." in text and "| late forward | bf16 | dense | 512 |" in text
+    assert body(report.errors(cells)) == ["| bad forward | f16 | row | 512 | eager | E |"]
 
 
 def test_sizes_and_host() -> None:
-    rows = [cell(op, "pullback", share, mb=mb) for op, share in (("f", 0.5), ("g", 0.7)) for mb in (1, 128)]
+    rows = [cell(op, "pullback", share, mb=mb) for op, share in (("f", 0.5), ("g", 0.7)) for mb in (1, 512)]
     rows += [cell("f", "eager", 0.9, host_us=12.4), cell("f", "compiled", 0.9, host_us=30)]
     cells = report.Cells(rows)
-    assert "| forward | 128 | 0.60 [0.90] |" in report.sizes(cells)
+    assert "| forward | 512 | 0.60 [0.90] |" in report.sizes(cells)
     assert body(report.host(cells)) == ["| f forward | - | 12 | 30 |"]
 
 
@@ -390,3 +390,34 @@ def test_every_table_is_rectangular() -> None:
     )
     counts = list(tables(text))
     assert len(counts) >= 6 and all(len(set(lines)) == 1 for lines in counts)
+
+
+def test_a_shorter_backward_for_a_longer_forward_is_not_slower() -> None:
+    rows = [
+        cell("f", "pullback", 0.7, direction="backward"),
+        cell("f", "compiled", 0.9, direction="backward"),
+        cell("g", "pullback", 0.7, direction="backward"),
+        cell("g", "compiled", 0.9, direction="backward"),
+        cell("g", "pullback", 0.7, direction="training"),
+        cell("g", "compiled", 0.7, direction="training"),
+    ]
+    assert [row["op"] for _, row, _ in report.slower(report.Cells(rows))] == ["f"]
+    rows.append(cell("g", "eager", 0.8, direction="training"))
+    found = report.slower(report.Cells(rows))
+    assert {(row["op"], row["direction"]) for _, row, _ in found} == {("f", "backward"), ("g", "training")}
+
+
+def test_a_peer_without_a_derivative_is_no_failure() -> None:
+    def refuse(peer: str) -> measure.Row:
+        error = RuntimeError("derivative for aten::floor_divide is not implemented")
+        run = measure.Run(measure.Choice(), None, 1.0, device="cpu")
+        return run._fault(measure.Setting(ENTRIES[0], "f32", "dense", 1, ()), "backward", peer, error)
+
+    cells = report.Cells([refuse("eager"), refuse("pullback")])
+    assert [r["peer"] for r in cells.errors] == ["pullback"]
+
+
+def test_bytes_of_training_are_those_of_both() -> None:
+    op, tensors = Op(), made((4, 8), (4, 8))
+    both = cases.moved(op, "forward", *tensors) + cases.moved(op, "backward", *tensors)
+    assert cases.moved(op, "training", *tensors) == both > 0
