@@ -451,9 +451,9 @@ _ROWS = (
          doc="sqrt(x * x + y * y), without overflow", edges="derivatives 0 where both are 0"),
     # trigonometric and hyperbolic, and their inverses
     _row("sin", 1, _float, np.sin, _lifted(_mp_periodic(mpmath.sin)), "math.sin",
-         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos"),
+         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos", coarse=0.02),
     _row("cos", 1, _float, np.cos, _lifted(_mp_periodic(mpmath.cos)), "math.cos",
-         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin"),
+         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin", coarse=0.02),
     _row("tan", 1, _float, np.tan, _lifted(_mp_periodic(mpmath.tan)), "math.tan",
          _times(lambda b, x, y: b.op("add", 1, b.op("mul", y, y))), doc="tangent of radians", neighbour="tanh",
          domain=(-0.5 * math.pi, 0.5 * math.pi)),
@@ -484,7 +484,7 @@ _ROWS = (
          doc="inverse hyperbolic tangent", edges="infinite at -1 and 1, NaN beyond", neighbour="atan", domain=(-1.0, 1.0), coarse=0.01),
     # sigmoids
     _row("tanh", 1, _float, np.tanh, _lifted(_mp_tanh), "math.tanh",
-         _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid", coarse=0.03),
+         _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid", coarse=0.027),
     _row("sigmoid", 1, _float, _np_sigmoid, _lifted(_mp_sigmoid), "math.sigmoid",
          _times(lambda b, x, y: b.op("mul", y, b.op("sub", 1, y))), doc="1 / (1 + exp(-x)), without overflow",
          neighbour="tanh", coarse=0.01),
@@ -494,7 +494,7 @@ _ROWS = (
          "math.erf", _times(lambda b, x, y: _bell(b, x)), analytic=False, doc="error function", neighbour="erfc", coarse=0.07),
     _row("erfc", 1, _float, _elementwise(math.erfc), _lifted(_mp_erfc), "math.erfc",
          _times(lambda b, x, y: b.op("neg", _bell(b, x))), analytic=False, doc="1 - erf(x), accurate in the tail",
-         neighbour="erf", coarse=0.05),
+         neighbour="erf", coarse=0.06),
     # pieces
     _row("relu", 1, _arith, _np_relu, _lifted(lambda x: mpmath.mpf(0) if x <= 0 else x), "math.relu",
          lambda b, g, a, y: ((b.op("not", b.op("le", a[0], 0)), g),), doc="x where x > 0, else 0",

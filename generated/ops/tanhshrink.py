@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import sigmoid, tanh
+from ..runtime.math import tanh
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -26,11 +26,10 @@ def tanhshrink_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    a = tl.abs(x)
-    z = tl.where(a < 0.5, x * x, 0)
+    t = tanh(x, HALF)
+    z = tl.where(tl.abs(x) < 0.6, x * x, 0)
     near = x * z * (45045 + z * (2772 + 27 * z)) / (135135 + z * (62370 + z * (3150 + 28 * z)))
-    far = a - 1 + 2 * sigmoid(-2 * a, HALF)  # a - tanh(a)
-    y = tl.where(a < 0.5, near, tl.where(x < 0, -far, far))
+    y = tl.where(tl.abs(x) < 0.6, near, x - t)
     tl.store(y_ptr + i, y, mask=mask)
 
 

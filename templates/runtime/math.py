@@ -388,15 +388,51 @@ def atanh(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def sin(x):
+def sin(x, HALF: tl.constexpr = False):
     """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0."""
-    return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
+    if x.dtype == tl.float32 and HALF:
+        far = ~(tl.abs(x) < 1000.0)
+        t = x * 0.3183098861837907 + 12582912.0
+        y = turned_sine(x, t - 12582912.0, t)
+        if any_lane(far):
+            y = tl.where(far, tl.sin(tl.where(far, x, 0.0)), y)
+        return tl.where(tl.abs(x) < 1e-20, x, y)
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
-def cos(x):
+def cos(x, HALF: tl.constexpr = False):
     """`tl.cos`."""
-    return tl.cos(x)
+    if x.dtype == tl.float32 and HALF:
+        far = ~(tl.abs(x) < 1000.0)
+        t = (x * 0.3183098861837907 - 0.5) + 12582912.0  # cos(x) = -sin(x - pi / 2)
+        y = -turned_sine(x, (t - 12582912.0) + 0.5, t)
+        if any_lane(far):
+            y = tl.where(far, tl.cos(tl.where(far, x, 0.0)), y)
+        return y
+    else:
+        return tl.cos(x)
+
+
+@triton.jit
+def turned_sine(x, n, t):
+    """sin(x - n pi) for |x - n pi| <= pi / 2, negated where t is odd in its last bit; pi in three parts, for |n| < 320."""
+    r = x - n * 3.140625  # exact: 8 bits
+    r = r - n * 0.0009675025939941406  # exact: 11 bits
+    r = r - n * 1.5099579909783765e-07
+    z = r * r
+    y = r + r * z * polynomials.sin_tail(z)
+    return ((t.to(tl.int32, bitcast=True) << 31) ^ y.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def any_lane(condition):
+    """Whether a condition holds anywhere in a block."""
+    if condition.type.is_block():
+        return tl.max(condition.to(tl.int32), axis=None) != 0
+    else:
+        return condition
 
 
 @triton.jit
@@ -666,15 +702,20 @@ def mod(a, b):
 
 @triton.jit
 def floordiv(a, b):
-    """Floor of the true quotient: Python's sign."""
-    if a.dtype.is_floating():
-        left = fmod(a, b)
-        lower = (left != 0) & ((left < 0) != (b < 0))
-        q = round(divide(a - left, b))
-        return tl.where(b == 0, a / b, tl.where(lower, q - 1.0, q))
-    else:
+    """Floor of the true quotient: Python's sign. Where the quotient was rounded up to a whole number, what it leaves says so."""
+    a, b = alike(a, b)
+    if a.dtype.is_int():
         lower = (a % b != 0) & ((a < 0) != (b < 0))
         return tl.where(lower, a // b - 1, a // b)
+    elif INTERPRETED:
+        left = a % b
+        lower = (left != 0) & ((left < 0) != (b < 0))
+        return tl.where(b == 0, a / b, tl.where(lower, round((a - left) / b) - 1.0, round((a - left) / b)))
+    else:
+        q = tl.floor(divide(a, b))
+        left = tl.where(isinf(b), a, tl.fma(-q, b, a))  # exact, or at least of the right sign
+        lower = (left != 0) & ((left < 0) != (b < 0))
+        return tl.where(isinf(a), float("nan"), tl.where(lower & isfinite(q), q - 1.0, q))
 
 
 # ---------------------------------------------------------------------------------------------- steps and choices

@@ -5,6 +5,7 @@ The bounds are `benchmarks.accuracy.BOUNDS`; `python -m benchmarks.accuracy` mea
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from benchmarks import accuracy, primitive_kernels
-from benchmarks.accuracy import BINARY, BOUNDS, PRIMITIVES, UNARY, cases, computed, function
+from benchmarks.accuracy import BINARY, BOUNDS, PRIMITIVES, UNARY, bound, cases, computed, function
+from codegen.primitives import TABLE, Primitive
 
 INF, NAN = math.inf, math.nan
 POINTS = 400
@@ -24,7 +26,7 @@ POINTS = 400
 @pytest.mark.parametrize(("name", "form"), cases())
 def test_errors_stay_within_their_bounds(name: str, form: str) -> None:
     row = accuracy.measure(name, form, POINTS)
-    assert row["max_ulp"] <= BOUNDS[form], f"{row['max_ulp']} ulp at {row['at']}"
+    assert row["max_ulp"] <= bound(name, form), f"{row['max_ulp']} ulp at {row['at']}"
 
 
 # ---------------------------------------------------------------------------------------------- edges
@@ -200,3 +202,11 @@ def test_every_form_compiles_for_sm_90() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(done.stdout.splitlines()) == len(cases())
+
+
+@pytest.mark.parametrize("row", [r for r in TABLE.values() if r.triton.startswith("math.")], ids=lambda r: r.name)
+def test_cheaper_forms_are_those_that_the_table_states(row: Primitive) -> None:
+    own = function(row.triton.removeprefix("math."))
+    assert (list(inspect.signature(own.fn).parameters)[-1] == "HALF") == (row.coarse > 0)
+    assert 0 <= row.coarse <= BOUNDS["half"]
+    assert row.coarse == 0 or row.name in PRIMITIVES, "nobody measures it"
