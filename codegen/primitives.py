@@ -451,9 +451,9 @@ _ROWS = (
          doc="sqrt(x * x + y * y), without overflow", edges="derivatives 0 where both are 0"),
     # trigonometric and hyperbolic, and their inverses
     _row("sin", 1, _float, np.sin, _lifted(_mp_periodic(mpmath.sin)), "math.sin",
-         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos", coarse=0.02),
+         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos"),
     _row("cos", 1, _float, np.cos, _lifted(_mp_periodic(mpmath.cos)), "math.cos",
-         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin", coarse=0.02),
+         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin"),
     _row("tan", 1, _float, np.tan, _lifted(_mp_periodic(mpmath.tan)), "math.tan",
          _times(lambda b, x, y: b.op("add", 1, b.op("mul", y, y))), doc="tangent of radians", neighbour="tanh",
          domain=(-0.5 * math.pi, 0.5 * math.pi)),

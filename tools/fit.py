@@ -135,8 +135,6 @@ TABLE = (
     Fit("asin_tail", "z", "(asin(s) / s - 1) / z for z = s * s <= 0.3165 (half: 1/4)",
         at_root(lambda s: (mp.asin(s) / s - 1) / s**2), 0, mpf("0.3165"),
         {"f64": 14, "f32": 5, "half": (1, 0, mpf(1) / 4)}, is_tail),
-    Fit("sin_tail", "z", "(sin(r) / r - 1) / z for z = r * r, |r| <= pi / 2",
-        at_root(lambda r: (mp.sin(r) / r - 1) / r**2), 0, (mp.pi / 2) ** 2 * SLIM, {"half": 2}, is_tail),
     Fit("sinh_tail", "z", "(sinh(x) / x - 1) / z for z = x * x <= 1 (half: 0.04)",
         at_root(lambda x: (mp.sinh(x) / x - 1) / x**2), 0, 1,
         {"f64": 6, "f32": 3, "half": (0, 0, mpf("0.04"))}, is_tail),

@@ -179,14 +179,6 @@ def asin_tail(z, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def sin_tail(z):
-    """(sin(r) / r - 1) / z for z = r * r, |r| <= pi / 2. Errors: half 2**-20.1."""
-    p = -0.00018573004 * z + 0.008315362
-    p = p * z - 0.1666594
-    return p
-
-
-@triton.jit
 def sinh_tail(z, HALF: tl.constexpr = False):
     """(sinh(x) / x - 1) / z for z = x * x <= 1 (half: 0.04). Errors: f64 2**-63.2, f32 2**-34.0, half 2**-18.5."""
     if z.dtype == tl.float64:

@@ -62,7 +62,7 @@ class KernelAbi:
     def visit(self, values: Mapping[str, Any], visitor: ArgVisitor) -> None:
         """Hands every run-time argument to the visitor under the kernel's own name for it.
 
-        An absent tensor is a null pointer; the strides of a dense tensor, and the sizes when all are dense, are zeros, and so is the stride of a dim along which a tensor is repeated.
+        An absent tensor is a null pointer; the strides of a dense tensor, and the sizes when all are dense, are zeros.
         """
         for param in self.params:
             value = values[param.name]
@@ -70,7 +70,7 @@ class KernelAbi:
                 visitor.visit_ptr(param.name, 0 if value is None else int(getattr(value, "address", value)))
             elif param.role == "tuple":
                 for k, item in enumerate(value if value is not None else (0,) * param.length):
-                    visitor.visit_i64(f"{param.name}[{k}]", int(item or 0))
+                    visitor.visit_i64(f"{param.name}[{k}]", int(item))
             elif param.role == "f64":
                 visitor.visit_f64(param.name, float(value))
             elif param.role == "i64":

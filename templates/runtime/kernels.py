@@ -1,8 +1,7 @@
 """What the kernels of all ops call: tiles, offsets, scalars, and the second stage of sums.
 
 `sizes` are the extents of merged dims 1 to 3, `strides` those of dims 0 to 3, in elements; absent dims have extent 1.
-A tensor that is dense in the order of iteration has `strides` None: it is read at the linear index. A stride of None is that
-of a dim along which the tensor is repeated: no index is computed for it.
+A tensor that is dense in the order of iteration has `strides` None: it is read at the linear index.
 """
 
 from __future__ import annotations
@@ -74,18 +73,12 @@ def offset(i, sizes, strides):
     if strides is None:
         return i
     else:
-        at = i * 0
-        if strides[3] is not None:
-            at += (i % sizes[2]) * strides[3]
+        at = (i % sizes[2]) * strides[3]
         i = i // sizes[2]
-        if strides[2] is not None:
-            at += (i % sizes[1]) * strides[2]
+        at += (i % sizes[1]) * strides[2]
         i = i // sizes[1]
-        if strides[1] is not None:
-            at += (i % sizes[0]) * strides[1]
-        if strides[0] is not None:
-            at += (i // sizes[0]) * strides[0]
-        return at
+        at += (i % sizes[0]) * strides[1]
+        return at + (i // sizes[0]) * strides[0]
 
 
 @triton.jit

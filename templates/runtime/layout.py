@@ -79,8 +79,9 @@ class Space:
         return first, second, third
 
     def strides(self, operand: Operand) -> tuple[int, ...]:
-        """Over the merged dims, 0 where the operand is repeated."""
-        return tuple(operand.strides.get(group[-1], 0) for group in self.dims)
+        """Over the merged dims; absent ones 0."""
+        own = [operand.strides.get(group[-1], 0) for group in self.dims]
+        return tuple((*own, 0, 0, 0, 0)[:RANK])
 
     def linear(self) -> dict[Axis, int]:
         """The strides of a tensor that is dense in this order."""
@@ -207,7 +208,7 @@ def patch(space: Space, operands: Sequence[Operand]) -> tuple[int, int, int] | N
     if len(space.sizes) < 2 or space.sizes[-1] < SIDE:
         return None
     for operand in operands:
-        steps = [abs(s) for s in space.strides(operand)]
+        steps = [abs(s) for s in space.strides(operand)[: len(space.sizes)]]
         dense = min((d for d, s in enumerate(steps) if s), key=lambda d: steps[d], default=-1)
         if 0 <= dense < len(steps) - 1 and steps[-1] and space.sizes[dense] >= 2 * SIDE:
             between = 1

@@ -388,51 +388,15 @@ def atanh(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def sin(x, HALF: tl.constexpr = False):
+def sin(x):
     """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0."""
-    if x.dtype == tl.float32 and HALF:
-        far = ~(tl.abs(x) < 1000.0)
-        t = x * 0.3183098861837907 + 12582912.0
-        y = turned_sine(x, t - 12582912.0, t)
-        if any_lane(far):
-            y = tl.where(far, tl.sin(tl.where(far, x, 0.0)), y)
-        return tl.where(tl.abs(x) < 1e-20, x, y)
-    else:
-        return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
+    return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
-def cos(x, HALF: tl.constexpr = False):
+def cos(x):
     """`tl.cos`."""
-    if x.dtype == tl.float32 and HALF:
-        far = ~(tl.abs(x) < 1000.0)
-        t = (x * 0.3183098861837907 - 0.5) + 12582912.0  # cos(x) = -sin(x - pi / 2)
-        y = -turned_sine(x, (t - 12582912.0) + 0.5, t)
-        if any_lane(far):
-            y = tl.where(far, tl.cos(tl.where(far, x, 0.0)), y)
-        return y
-    else:
-        return tl.cos(x)
-
-
-@triton.jit
-def turned_sine(x, n, t):
-    """sin(x - n pi) for |x - n pi| <= pi / 2, negated where t is odd in its last bit; pi in three parts, for |n| < 320."""
-    r = x - n * 3.140625  # exact: 8 bits
-    r = r - n * 0.0009675025939941406  # exact: 11 bits
-    r = r - n * 1.5099579909783765e-07
-    z = r * r
-    y = r + r * z * polynomials.sin_tail(z)
-    return ((t.to(tl.int32, bitcast=True) << 31) ^ y.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def any_lane(condition):
-    """Whether a condition holds anywhere in a block."""
-    if condition.type.is_block():
-        return tl.max(condition.to(tl.int32), axis=None) != 0
-    else:
-        return condition
+    return tl.cos(x)
 
 
 @triton.jit

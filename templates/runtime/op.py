@@ -490,7 +490,7 @@ class PointwiseOp(RuntimeOp):
             operand = operands.get(name) or written.get(name)
             if kind == "strides":
                 strides = None if operand is None or self._dense(operand, space) else space.strides(operand)
-                values[param.name] = strides and filled(strides)
+                values[param.name] = strides
                 if strides is not None:
                     if len(space.dims) > layout.RANK:
                         raise TooManyDims(
@@ -674,7 +674,7 @@ class Split:
             if len(dims) > layout.RANK:
                 raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
             out[f"{name}_sizes"] = tuple((*(n for n, _ in dims[1:]), 1, 1, 1)[:3])
-            out[f"{name}_strides"] = filled([s for _, s in dims])
+            out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[: layout.RANK])
         return out
 
     def shape(self, multiprocessors: int) -> tuple[int, int, int]:
@@ -695,11 +695,6 @@ def split_space(space: Space, pattern: frozenset[Axis]) -> Split:
         (reduced if group[0] in pattern else kept).insert(0, (size, step))
         step *= size
     return Split(tuple(kept), tuple(reduced), not space.dims or space.dims[-1][0] not in pattern)
-
-
-def filled(strides: Sequence[int]) -> tuple[int | None, ...]:
-    """Strides as `offset` takes them: 4, None where there is nothing to step over."""
-    return tuple((*(s or None for s in strides), None, None, None, None)[: layout.RANK])
 
 
 def re_groups(dims: str) -> list[str]:

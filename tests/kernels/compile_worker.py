@@ -38,9 +38,9 @@ def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], d
             types[param.name] = TYPES[metas[value].dtype]
             attrs[(k,)] = [["tt.divisibility", 16]]
         elif param.role == "tuple":
-            types[param.name] = tuple("constexpr" if v in (1, None) else "i32" for v in value)
-            constants |= {(k, j): v for j, v in enumerate(value) if v in (1, None)}
-            attrs |= {(k, j): [["tt.divisibility", 16]] for j, v in enumerate(value) if v and v % 16 == 0}
+            types[param.name] = tuple("constexpr" if v == 1 else "i32" for v in value)
+            constants |= {(k, j): 1 for j, v in enumerate(value) if v == 1}
+            attrs |= {(k, j): [["tt.divisibility", 16]] for j, v in enumerate(value) if v % 16 == 0}
         else:
             types[param.name] = "fp64" if param.role == "f64" else "i64"
             if param.role == "i64" and isinstance(value, int) and value % 16 == 0:
