@@ -362,7 +362,7 @@ _PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "^": 6, "&": 7, "<<": 8, ">>
 
 
 def class_name(op: str) -> str:
-    """What the class of an op is called: `masked_fill` is `MaskedFill`."""
+    """What the class of an op is called: `two_words` is `TwoWords`."""
     return "".join(w[:1].upper() + w[1:] for w in op.split("_"))
 
 

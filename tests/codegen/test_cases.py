@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -381,8 +381,7 @@ def run(text: str, tensors: Mapping[str, float], attrs: Mapping[str, float]) -> 
     plan = schedule(verdict, report)
     assert plan is not None
     module = lower(plan)
-    tl = ModuleType("tl")
-    tl.where = lambda c, a, b: a if c else b  # type: ignore[attr-defined]
+    tl = SimpleNamespace(where=lambda c, a, b: a if c else b)
     names: dict[str, Any] = {n: np.float64(v) for n, v in tensors.items()}
     host = type("Host", (), {"attrs": dict(attrs)})()
     names |= {n: np.float64(eval(t, {"self": host})) for n, t in module.scalars}
@@ -674,3 +673,81 @@ def test_nothing_of_a_device_is_asked_at_import() -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and int(done.stdout) > 30, done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the committed tree
+
+SQUARE = spec("y = x * x", "2 * dy * x").replace("op: f", "op: square_of")
+CUBE = spec("y = x * x * x", "3 * dy * x * x").replace("op: f", "op: cube_of")
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def pullback(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "codegen", *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with one op, generated and committed."""
+    folder = tmp_path / "project"
+    (folder / "specs").mkdir(parents=True)
+    (folder / "specs/basic.yaml").write_text(SQUARE)
+    (folder / "pyproject.toml").write_text("[tool.pullback]\n")
+    (folder / ".gitignore").write_text("__pycache__/\n.pullback/\n")
+    assert pullback(folder, "generate").returncode == 0
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "One op")
+    return folder
+
+
+def test_a_module_that_was_never_added_is_missed_by_nobody(project: Path, tmp_path: Path) -> None:
+    """C114: `git diff` says nothing of untracked and of staged files; the check compares with the list of what there must be."""
+    (project / "specs/more.yaml").write_text(CUBE)
+    assert pullback(project, "check").returncode == 1
+    assert pullback(project, "generate").returncode == 0
+    git(project, "add", "-u")
+    git(project, "add", "specs")
+    git(project, "commit", "-qm", "Another op, its module forgotten")
+    assert git(project, "diff") == "" and pullback(project, "check").returncode == 0  # here the files do exist
+    git(tmp_path, "clone", "-q", str(project), "clone")
+    found = pullback(tmp_path / "clone", "check")
+    assert found.returncode == 1 and "generated/ops/cube_of.py: missing" in found.stdout
+    (project / "generated/ops/cube_of.py").write_text("edited\n")
+    git(project, "add", "-A")
+    assert (
+        git(project, "diff") == "" and "generated/ops/cube_of.py: edited by hand" in pullback(project, "check").stdout
+    )
+
+
+@pytest.mark.parametrize("words", [("check",), ("check", "--full"), ("generate",)])
+def test_no_command_stages_a_file(project: Path, words: tuple[str, ...]) -> None:
+    """C115: what somebody has staged, and what not, stays so; the command that mends it is printed."""
+    (project / "specs/basic.yaml").write_text(SQUARE.replace("y = x * x", "y = x * x + 0"))
+    (project / "notes.txt").write_text("mine\n")
+    (project / "staged.txt").write_text("mine\n")
+    git(project, "add", "staged.txt")
+    before = git(project, "diff", "--cached", "--name-only")
+    done = pullback(project, *words)
+    assert git(project, "diff", "--cached", "--name-only") == before == "staged.txt\n"
+    if words[0] == "check":
+        assert done.returncode == 1 and "pullback generate" in done.stdout
+    assert not [p for p in (ROOT / "codegen").glob("*.py") if re.search(r"""["']git["'],""", p.read_text())]
+
+
+def test_one_fault_among_several_ops_leaves_every_file(project: Path) -> None:
+    """C117: all faults are printed, none of the good ops is written, and nothing is half written."""
+    before = {p: p.read_bytes() for p in project.rglob("*") if p.is_file() and ".git" not in p.parts}
+    bad = spec("y = x * x", "3 * dy * x")
+    (project / "specs/more.yaml").write_text(CUBE + bad + bad.replace("op: f", "op: g") + CUBE.replace("cube_of", "h"))
+    done = pullback(project, "generate")
+    assert done.returncode == 1 and done.stderr.count("error[") == 2
+    (project / "specs/more.yaml").unlink()
+    assert before == {p: p.read_bytes() for p in project.rglob("*") if p.is_file() and ".git" not in p.parts}

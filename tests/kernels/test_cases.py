@@ -6,6 +6,8 @@ import importlib
 import inspect
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -959,16 +961,9 @@ def test_a_kernel_is_a_break_in_the_graph_that_says_so() -> None:
 
 def test_eager_calls_do_not_load_the_compiler() -> None:
     """C093: the question whether a graph is being traced costs a plain call nothing to import."""
-    import subprocess
-    import sys
-
     code = (
-        "import sys, torch, generated\n"
-        f"x = torch.ones(3, device={DEVICE!r}, requires_grad=True)\n"
-        "before = 'torch._dynamo' in sys.modules\n"
-        "y = generated.silu(x)\n"
-        "assert before or 'torch._dynamo' not in sys.modules or 'triton' in sys.modules and not before\n"
-        "print('torch._dynamo' in sys.modules)\n"
+        f"import sys, torch, generated\nx = torch.ones(3, device={DEVICE!r}, requires_grad=True)\n"
+        "generated.silu(x)\nprint('torch._dynamo' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stdout + done.stderr
