@@ -22,7 +22,7 @@ from codegen.diagnostics import Report
 from codegen.explain import residual_names
 from codegen.lower import Module, lower, natural, python
 from codegen.schedule import OpPlan, schedule
-from codegen.spec import INTS, AttrDecl, Call, Name, Number, OpSpec, TensorDecl, Text, Unary, spell
+from codegen.spec import INTS, AttrDecl, Call, Name, Number, OpSpec, TensorDecl, Text, Unary, class_name, spell
 from codegen.tree import GeneratedFile
 from codegen.verify import Verdict
 
@@ -81,7 +81,7 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
     yield GeneratedFile(f"{config.output}/ops/__init__.py", f'"""One module an op. {HEADER}."""\n'.encode(), (source,))
     yield GeneratedFile(f"{config.output}/py.typed", b"", (source,))
     lines = [f"# The public face, for type checkers: one line an op. {HEADER}."]
-    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names, key=natural) for m in (_class_name(n), n)]
+    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names, key=natural) for m in (class_name(n), n)]
     yield GeneratedFile(f"{config.output}/__init__.pyi", ("\n".join(lines) + "\n").encode(), (source,), listing=True)
 
 
@@ -97,10 +97,6 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
 
 
-def _class_name(name: str) -> str:
-    return "".join(w[:1].upper() + w[1:] for w in name.split("_"))
-
-
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
     body = "\n".join([*m.forward.body, *((*m.backward.prelude, *m.backward.body) if m.backward else ())])
@@ -114,7 +110,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     axis = next((a for a in op.attrs if a.axis), None)
     requires = _requires(plan)
     return {
-        "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": _class_name(op.name),
+        "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "uses_math": "math." in host + " ".join(t for t, _ in requires),
         "summed": [f"d{n}" for n in plan.summed],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
@@ -322,7 +318,7 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
             cases = [{**c, attr.name: "2" if attr.type == "int" else "0.75"} for c in cases]
     domains = {d.name: (d.low, d.high) for d in op.domain}
     context = {
-        "op": op, "package": config.package, "class_name": _class_name(op.name), "source": op.file,
+        "op": op, "package": config.package, "class_name": class_name(op.name), "source": op.file,
         "attrs": [f"dict({', '.join(f'{k}={v}' for k, v in c.items())})" for c in cases],
         "domains": ", ".join(f'"{n}": ({_float(a)}, {_float(b)})' for n, (a, b) in domains.items()),
         "reference": op.reference, "gradients": bool(plan.gradients) and config.mode == "training",

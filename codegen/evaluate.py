@@ -74,16 +74,16 @@ def _lowered(value: Array, node: Node, env: Env) -> Array:
 def _value(node: Node, args: list[Array], env: Env) -> Array:
     row = TABLE.get(node.op)
     if row is not None:
-        if node.kind == "float" and node.type != node.args[0].type:
-            args = [_floated(a, n, env) for a, n in zip(args, node.args)]
+        if node.kind == "float" and any(a.kind == "int" for a in node.args):
+            args = [_floated(v, a, node, env) for v, a in zip(args, node.args)]
         return np.asarray(row.numpy(*args))
     value: Array = _STRUCTURAL[node.op](node, args, env)
     return value
 
 
-def _floated(value: Array, node: Node, env: Env) -> Array:
-    """An int operand of a float operation is converted to the compute dtype first."""
-    return value.astype(env.dtype if not node.host else np.float64) if node.kind == "int" else value
+def _floated(value: Array, node: Node, user: Node, env: Env) -> Array:
+    """An int operand of a float operation: on the host a float64, in a kernel a number of the compute dtype."""
+    return value.astype(np.float64 if user.host else env.dtype) if node.kind == "int" else value
 
 
 def full(value: Array, axes: Iterable[str], env: Env) -> Array:
@@ -181,7 +181,7 @@ def _reduce(node: Node, args: list[Array], env: Env) -> Array:
         case "var":
             count = np.prod([x.shape[d] for d in dims], dtype=np.int64)
             centred = x - np.mean(x, axis=dims, keepdims=True)
-            free = np.maximum(count - _floated(args[1], node.args[1], env), 0)
+            free = np.maximum(count - _floated(args[1], node.args[1], node, env), 0)
             return np.asarray(np.sum(centred * centred, axis=dims, keepdims=True) / free)
     raise AssertionError(name)
 

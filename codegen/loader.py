@@ -44,6 +44,7 @@ from codegen.spec import (
     Text,
     Unary,
     Update,
+    class_name,
 )  # fmt: skip
 from codegen.variants import conditions, formulas, subexpressions
 from codegen.yamltree import Mapping, Scalar, Tree, compose
@@ -80,9 +81,10 @@ _MISPLACED = {
 """Keys that only some roles have, and what the others write."""
 _FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
 _MODULES = (
-    "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "tl", "triton", "torch", "math",
-    "annotations",
+    "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "largest", "tl", "triton", "torch",
+    "math", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
+_CLASSES = ("Kernel", "PointwiseOp", "Tensor", "Case", "Path", "Any")
 
 
 def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:
@@ -233,11 +235,17 @@ def _faulty(name: str, found: Sequence[Diagnostic]) -> set[int]:
 
 def _unique(ops: list[OpSpec], report: Report) -> tuple[OpSpec, ...]:
     first: dict[str, OpSpec] = {}
+    classes: dict[str, OpSpec] = {}
     out = []
     for op in ops:
         other = first.setdefault(op.name.lower(), op)
         if other is op:
-            out.append(op)
+            alike = classes.setdefault(class_name(op.name), op)
+            if alike is op:
+                out.append(op)
+                continue
+            text = f"ops `{op.name}` and `{alike.name}` would both have the class `{class_name(op.name)}`"
+            report.error(op.span, "duplicate-op", text, "", [Note("first here:", alike.span)])
             continue
         text = (
             f"op `{op.name}` is declared twice"
@@ -323,6 +331,10 @@ class _OpReader:
         fault = identifier_fault(name.text)
         if not fault and name.text in _MODULES:
             fault = f"`{name.text}` is a name that the generated package uses itself"
+        if not fault and name.text[0].isupper():
+            fault = f"`{name.text}` begins with a capital, as the classes of ops do"
+        if not fault and class_name(name.text) in _CLASSES:
+            fault = f"the class of `{name.text}` would be `{class_name(name.text)}`, which the generated package uses itself"
         if fault:
             self.fault(name.span, "bad-name", fault, "an op's name becomes a Python function")
             return None
@@ -1017,7 +1029,7 @@ class _OpReader:
         self._used_attrs(op)
 
     def _public_names(self, op: OpSpec) -> None:
-        taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor"}
+        taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor", class_name(op.name)}
         named = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
         for name, span in named:
             if name in taken:
@@ -1073,6 +1085,22 @@ class _OpReader:
         for name, span in named:
             if name in taken:
                 self.fault(span, "bad-name", f"`{name}` is the cotangent of `{name[1:]}`", "choose another name")
+        self._reserved_gradients(op)
+
+    def _reserved_gradients(self, op: OpSpec) -> None:
+        """A gradient, its sum and the parts of its sum travel beside the tensors, each under a name of its own."""
+        made = {f"d{t.name}": f"the gradient of `{t.name}`" for t in (*op.inputs, *op.params)}
+        for tensor in op.tensors:
+            for end in ("_sum", "_parts"):
+                base = tensor.name.removesuffix(end)
+                if base != tensor.name and (base in made or f"d{base}" in made):
+                    made[tensor.name] = f"what `{base}` is summed in"
+        for tensor in op.tensors:
+            if tensor.name in made:
+                public = "" if tensor.role == "output" else "; `arg:` gives it a public one"
+                self.fault(
+                    tensor.span, "bad-name", f"`{tensor.name}` is {made[tensor.name]}", f"choose another name{public}"
+                )
 
     def _placed(self, op: OpSpec) -> None:
         """`axis` and `keeps` speak of axes that a tensor has; `all` is every axis of a pack."""

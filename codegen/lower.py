@@ -15,7 +15,7 @@ import builtins
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,9 +28,16 @@ from codegen.spec import OpSpec
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
-        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part"}  # fmt: skip
+        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes"}  # fmt: skip
+_OPTIONS = {
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",
+}  # fmt: skip
+"""Keywords of a launch: a parameter of such a name would be given twice."""
 _RESERVED = (
-    _OWN | set(dir(builtins)) | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
+    _OWN
+    | _OPTIONS
+    | set(dir(builtins))
+    | {row.triton.split(".")[-1] for row in TABLE.values() if row.triton.startswith("math.")}
 )
 
 
@@ -54,6 +61,14 @@ def safe(name: str) -> str:
 def natural(name: str) -> list[tuple[int, int | str]]:
     """The key by which import sorters order names: digits as numbers, so `log2` comes before `log10`."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _unlike(name: str, others: Iterable[str]) -> str:
+    """The name, with as many `_` behind it as make it none of the others."""
+    taken = set(others)
+    while name in taken:
+        name += "_"
+    return name
 
 
 # ---------------------------------------------------------------------------------------------- what is emitted
@@ -129,7 +144,7 @@ class _Printer:
         self.owner, self.graph, self.used, self.exacting = owner, graph, used, exacting
         self.names: dict[int, str] = {}
         for tensor in graph.tensors.values():
-            self.names[graph.builder.read(tensor).serial] = safe(tensor.name)
+            self.names[graph.builder.read(tensor).serial] = owner.names.get(tensor.name) or safe(tensor.name)
 
     def text(self, node: Node) -> str:
         return self._print(node)[0]
@@ -243,6 +258,8 @@ class _Lowering:
     def __init__(self, plan: OpPlan) -> None:
         self.plan, self.op = plan, plan.op
         self.atoms = atoms(plan.op, Report())
+        self.grads: dict[str, str] = {}
+        self.names = self._named()
         self.hosted: dict[str, str] = {}
         self.choices: dict[str, str] = {}
         self.imports: dict[str, None] = {}
@@ -252,6 +269,22 @@ class _Lowering:
         self.clashes = any(n.op in TABLE and TABLE[n.op].triton == own for _, g in plan.graphs for n in walk(g.roots()))
         """Whether a function of the runtime's math is called as the op is."""
 
+    def _named(self) -> dict[str, str]:
+        """What each tensor, gradient, attr and statement of the spec is called in the kernels: no two alike."""
+        op = self.op
+        out: dict[str, str] = {}
+        outputs = [o.name for o in op.outputs]
+        statements = [b.name for _, g in self.plan.graphs for b in (*g.bindings, *g.let)]
+        cotangents = [f"d{n}" for n in outputs]
+        for name in (*(t.name for t in op.arguments), *outputs, *cotangents):
+            out[name] = _unlike(safe(name), out.values())
+        for name in self.plan.gradients:
+            self.grads[name] = _unlike(f"d{out[name]}", out.values())
+        for name in (*(a.name for a in op.attrs), *statements):
+            if name not in out:
+                out[name] = _unlike(safe(name), [*out.values(), *self.grads.values()])
+        return out
+
     # -------------------------------------------------------------------------------- parameters
 
     def use(self, spelling: str) -> str:
@@ -260,8 +293,9 @@ class _Lowering:
             name = spelling[5:]
             # One renamed import renames all after it: import sorters do not agree on a renamed one between plain ones.
             renamed = name == self.op.name or (self.clashes and natural(name) > natural(self.op.name))
-            self.imports[f"{name} as {name}_" if renamed else name] = None
-            return f"{name}_" if renamed else name
+            own = f"_{name}" if renamed else name  # no name of a spec begins so
+            self.imports[f"{name} as {own}" if renamed else name] = None
+            return own
         return spelling
 
     def _import_lines(self) -> list[str]:
@@ -279,7 +313,8 @@ class _Lowering:
         text = python(node)
         name = next((n for n, t in self.hosted.items() if t == text), None)
         if name is None:
-            name = safe(node.params[0]) if node.op == "attr" and node.params[2] is None else f"c{len(self.hosted)}"
+            plain = node.op == "attr" and node.params[2] is None
+            name = self.names[node.params[0]] if plain else f"c{len(self.hosted)}"
             self.hosted[name] = text
         used.scalars[name] = None
         return name
@@ -301,7 +336,7 @@ class _Lowering:
     def _choice(self, atom: Atom) -> tuple[str, str]:
         match atom.kind:
             case "enum" | "flag":
-                return safe(atom.name), f'self.attrs["{atom.name}"]'
+                return self.names[atom.name], f'self.attrs["{atom.name}"]'
             case "attr":
                 return f"HAS_{atom.name.upper()}", f'self.attrs["{atom.name}"] is not None'
         return condition_name(atom.key), python_condition(atom.key, self.op)
@@ -320,7 +355,7 @@ class _Lowering:
                     keys.insert(place, item.key)
                     place += 1
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
-        _share_stores(texts)
+        _share_stores(texts, self.names)
         universe = list(per_variant)
         blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
         for key in keys:
@@ -401,7 +436,7 @@ class _Lowering:
             if (node.serial in printer.names or node.host) and bound.name not in aliases:
                 continue
             text = printer.text(node)
-            name = self._local(bound.name)
+            name = self.names[bound.name]
             if text == name:
                 continue
             printer.names[node.serial] = name
@@ -409,10 +444,6 @@ class _Lowering:
             above = tuple(f"# {c}" for c in bound.above)
             out.append(_Item(("let", bound.name), (*above, f"{name} = {text}{comment}")))
         return out
-
-    def _local(self, name: str) -> str:
-        """A statement's name: not one that a gradient's own statement has."""
-        return f"{name}_" if name in {f"d{safe(n)}" for n in self.plan.gradients} else safe(name)
 
     def loads(self, graph: Graph, printer: _Printer, roots: list[Node], names: Sequence[str],
               bindings: Iterable[Bound]) -> list[_Item]:  # fmt: skip
@@ -426,15 +457,18 @@ class _Lowering:
                 continue
             parts = [n for n in reached if n.op == "at" and n.args[0].op == "read" and n.args[0].params[0] == name]
             if parts:
-                out.append(_Item(("load", name), (f"{safe(name)}_at = {name}_ptr + offset(i, sizes, {name}_strides)",)))
+                out.append(
+                    _Item(("load", name), (f"{self.names[name]}_at = {name}_ptr + offset(i, sizes, {name}_strides)",))
+                )
                 for node in parts:
                     where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
                     part = f"{name}_{'_'.join(str(i.params[0]) for i in node.args[1:])}"
-                    own = safe(bound[node.serial]) if node.serial in bound else part
+                    own = self.names[bound[node.serial]] if node.serial in bound else part
                     printer.names[node.serial] = own
                     out.append(
                         _Item(
-                            ("part", own), (f"{own} = {_loaded(f'{safe(name)}_at{where}', tensor.kind, tensor.dtype)}",)
+                            ("part", own),
+                            (f"{own} = {_loaded(f'{self.names[name]}_at{where}', tensor.kind, tensor.dtype)}",),
                         )
                     )
             elif any(n.op == "read" and n.params[0] == name for n in reached):
@@ -442,10 +476,15 @@ class _Lowering:
         return out
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
-        load = f"{safe(name)} = {_loaded(f'{name}_ptr + offset(i, sizes, {name}_strides)', kind, dtype)}"
+        load = f"{self.names[name]} = {_loaded(f'{name}_ptr + offset(i, sizes, {name}_strides)', kind, dtype)}"
         if not scalar:
             return (load,)
-        return (f"if {name}_ptr is None:", f"    {safe(name)} = scalar({name}_number, COMPUTE)", "else:", f"    {load}")
+        return (
+            f"if {name}_ptr is None:",
+            f"    {self.names[name]} = scalar({name}_number, COMPUTE)",
+            "else:",
+            f"    {load}",
+        )
 
     # -------------------------------------------------------------------------------- kernels
 
@@ -505,7 +544,7 @@ class _Lowering:
         if len(parts) == 1 and node.op != "stack":
             return [f"tl.store({name}_ptr + i, {printer.stored(node, kind)}, mask=mask)"]
         axis = node.params[0]
-        at = f"{safe(name)}_at"
+        at = f"{self.names.get(name) or safe(name)}_at"
         lines = [f"{at} = {name}_ptr + offset(i, sizes, {name}_strides)"]
         return lines + [
             f"tl.store({at}{_step(name, axis, k)}, {printer.stored(p, kind)}, mask=mask)" for k, p in enumerate(parts)
@@ -549,7 +588,7 @@ class _Lowering:
     def _gradient(self, graph: Graph, printer: _Printer, target: Target) -> list[_Item]:
         """The gradient's statement and its store, or its share of a sum."""
         name, node = target.name, stripped(target, graph)
-        grad = f"d{safe(name)}"
+        grad = self.grads[name]
         if node.op == "stack" or len(self.plan.gradients) == 1 and not self.plan.summed:
             lines = self._stores(graph, printer, f"d{name}", node)
             if len(self.plan.gradients) > 1:
@@ -656,14 +695,17 @@ class _Lowering:
         return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude))
 
 
-def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]]) -> None:
+def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], own: Mapping[str, str]) -> None:
     """The gradient of an absent tensor is stored nowhere (its pointer is None), so its statements may stand in every
     variant: where there is one text, and what it reads has a value everywhere, they need no test of their own."""
-    defined = {v: {key[-1] for key in items if key[0] in ("load", "part", "let")} for v, items in texts.items()}
+    defined = {
+        v: {own.get(key[-1], key[-1]) for key in items if key[0] in ("load", "part", "let")}
+        for v, items in texts.items()
+    }
     somewhere, everywhere = set().union(*defined.values()), set.intersection(*defined.values())
     for key in {k for items in texts.values() for k in items if k[0] in ("grad", "store") and len(k) == 2}:
         found = {items[key] for items in texts.values() if key in items}
-        names = {n.rstrip("_") for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)}
+        names = {n for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)}
         if len(found) == 1 and not (names & somewhere) - everywhere:
             for items in texts.values():
                 items.setdefault(key, next(iter(found)))

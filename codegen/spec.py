@@ -361,6 +361,11 @@ _PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "^": 6, "&": 7, "<<": 8, ">>
                "//": 10, "%": 10}  # fmt: skip
 
 
+def class_name(op: str) -> str:
+    """What the class of an op is called: `two_words` is `TwoWords`."""
+    return "".join(w[:1].upper() + w[1:] for w in op.split("_"))
+
+
 def spell(expr: Expr) -> str:
     """The formula's text, with no more parentheses than its tree needs: `a - (b - c)`, `(-x) ** 2`."""
     return _spell(expr)[0]

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import acos as acos_
-from ..runtime.math import rsqrt as rsqrt_
+from ..runtime.math import acos as _acos
+from ..runtime.math import rsqrt as _rsqrt
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def acos_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = acos_(x, HALF)
+    y = _acos(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def acos_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, -dy * rsqrt_((1 - x) * (1 + x)), mask=mask)
+    tl.store(dx_ptr + i, -dy * _rsqrt((1 - x) * (1 + x)), mask=mask)
 
 
 class Acos(PointwiseOp):

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import acosh as acosh_
-from ..runtime.math import rsqrt as rsqrt_
+from ..runtime.math import acosh as _acosh
+from ..runtime.math import rsqrt as _rsqrt
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def acosh_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = acosh_(x, HALF)
+    y = _acosh(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def acosh_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy * rsqrt_(x - 1) * rsqrt_(x + 1), mask=mask)
+    tl.store(dx_ptr + i, dy * _rsqrt(x - 1) * _rsqrt(x + 1), mask=mask)
 
 
 class Acosh(PointwiseOp):

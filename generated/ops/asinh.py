@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
-from ..runtime.math import asinh as asinh_
-from ..runtime.math import hypot as hypot_
+from ..runtime.math import asinh as _asinh
+from ..runtime.math import hypot as _hypot
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def asinh_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = asinh_(x, HALF)
+    y = _asinh(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def asinh_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy / hypot_(x, scalar(1, COMPUTE)), mask=mask)
+    tl.store(dx_ptr + i, dy / _hypot(x, scalar(1, COMPUTE)), mask=mask)
 
 
 class Asinh(PointwiseOp):

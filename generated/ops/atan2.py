@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
-from ..runtime.math import atan2 as atan2_
-from ..runtime.math import hypot as hypot_
+from ..runtime.math import atan2 as _atan2
+from ..runtime.math import hypot as _hypot
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def atan2_forward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-    y = atan2_(x, other, HALF)
+    y = _atan2(x, other, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -50,7 +50,7 @@ def atan2_backward(
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        r_ = hypot_(x, other)
+        r_ = _hypot(x, other)
         dx = tl.where(r_ == 0, 0, dy * (other / r_ / r_))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import cos as cos_
-from ..runtime.math import sin as sin_
+from ..runtime.math import cos as _cos
+from ..runtime.math import sin as _sin
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def cos_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = cos_(x)
+    y = _cos(x)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def cos_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, -dy * sin_(x), mask=mask)
+    tl.store(dx_ptr + i, -dy * _sin(x), mask=mask)
 
 
 class Cos(PointwiseOp):

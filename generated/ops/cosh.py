@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import cosh as cosh_
-from ..runtime.math import sinh as sinh_
+from ..runtime.math import cosh as _cosh
+from ..runtime.math import sinh as _sinh
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def cosh_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = cosh_(x, HALF)
+    y = _cosh(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def cosh_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, dy * sinh_(x, HALF), mask=mask)
+    tl.store(dx_ptr + i, dy * _sinh(x, HALF), mask=mask)
 
 
 class Cosh(PointwiseOp):

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import erfc as erfc_
-from ..runtime.math import exp as exp_
+from ..runtime.math import erfc as _erfc
+from ..runtime.math import exp as _exp
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def erfc_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = erfc_(x, HALF)
+    y = _erfc(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -39,7 +39,7 @@ def erfc_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, -1.1283791670955126 * dy * exp_(-x * x, HALF), mask=mask)
+    tl.store(dx_ptr + i, -1.1283791670955126 * dy * _exp(-x * x, HALF), mask=mask)
 
 
 class Erfc(PointwiseOp):

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import exp2 as exp2_
+from ..runtime.math import exp2 as _exp2
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def exp2_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = exp2_(x, HALF)
+    y = _exp2(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
 from ..runtime.math import exp
-from ..runtime.math import expm1 as expm1_
+from ..runtime.math import expm1 as _expm1
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def expm1_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = expm1_(x, HALF)
+    y = _expm1(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 

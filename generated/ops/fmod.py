@@ -13,8 +13,8 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.math import divide
-from ..runtime.math import fmod as fmod_
-from ..runtime.math import round as round_
+from ..runtime.math import fmod as _fmod
+from ..runtime.math import round as _round
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def fmod_forward(
         other = scalar(other_number, COMPUTE)
     else:
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-    y = fmod_(x, other)
+    y = _fmod(x, other)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -62,7 +62,7 @@ def fmod_backward(
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dy, 0.0)
-        dother = -dy * round_(divide(x - y, other))
+        dother = -dy * _round(divide(x - y, other))
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:

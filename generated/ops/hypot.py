@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
-from ..runtime.math import hypot as hypot_
+from ..runtime.math import hypot as _hypot
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def hypot_forward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-    y = hypot_(x, other)
+    y = _hypot(x, other)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -49,7 +49,7 @@ def hypot_backward(
         x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
         other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        y = hypot_(x, other)
+        y = _hypot(x, other)
         dx = tl.where(y == 0, 0, dy * (x / y))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

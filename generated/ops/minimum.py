@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
-from ..runtime.math import minimum as minimum_
+from ..runtime.math import minimum as _minimum
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def minimum_forward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-    y = minimum_(x, other)
+    y = _minimum(x, other)
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.math import log
-from ..runtime.math import pow as pow_
+from ..runtime.math import pow as _pow
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def pow_forward(
         exponent = scalar(exponent_number, COMPUTE)
     else:
         exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
-    y = pow_(x, exponent, HALF)
+    y = _pow(x, exponent, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -63,8 +63,8 @@ def pow_backward(
         else:
             exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-        half = pow_(x, 0.5 * exponent, HALF)  # y itself may overflow
-        dx = tl.where(exponent == 0, 0, dy * (exponent / pow_(x, 1 - exponent, HALF)))
+        half = _pow(x, 0.5 * exponent, HALF)  # y itself may overflow
+        dx = tl.where(exponent == 0, 0, dy * (exponent / _pow(x, 1 - exponent, HALF)))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
 from ..runtime.math import divide
-from ..runtime.math import round as round_
+from ..runtime.math import round as _round
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def round_forward(
     c1 = scalar(c1, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     if DECIMALS_AT_LEAST_0:
-        y = round_(x * c0) / c0
+        y = _round(x * c0) / c0
     else:
-        y = round_(divide(x, c1)) * c1
+        y = _round(divide(x, c1)) * c1
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
-from ..runtime.math import rsqrt as rsqrt_
+from ..runtime.math import rsqrt as _rsqrt
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def rsqrt_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = rsqrt_(x)
+    y = _rsqrt(x)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -38,7 +38,7 @@ def rsqrt_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    y = rsqrt_(x)
+    y = _rsqrt(x)
     tl.store(dx_ptr + i, -0.5 * dy * (y / x), mask=mask)
 
 

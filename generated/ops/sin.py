@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
 from ..runtime.math import cos
-from ..runtime.math import sin as sin_
+from ..runtime.math import sin as _sin
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def sin_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = sin_(x)
+    y = _sin(x)
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, tile
 from ..runtime.math import cosh
-from ..runtime.math import sinh as sinh_
+from ..runtime.math import sinh as _sinh
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def sinh_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    y = sinh_(x, HALF)
+    y = _sinh(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 

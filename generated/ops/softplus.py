@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
 from ..runtime.math import sigmoid
-from ..runtime.math import softplus as softplus_
+from ..runtime.math import softplus as _softplus
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def softplus_forward(
     threshold = scalar(threshold, COMPUTE)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     z = beta * x
-    y = tl.where(z > threshold, x, softplus_(z, HALF) / beta)
+    y = tl.where(z > threshold, x, _softplus(z, HALF) / beta)
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
 _NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent would be lost"
+_NO_TRACE = "{}: kernels run between the graphs of torch.compile, not in them: leave out fullgraph=True"
 _FUSION = True
 """`enable_fp_fusion`, given at every launch: its default differs between versions of Triton."""
 
@@ -79,6 +80,14 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
         TypeError, ValueError: naming op and argument: a wrong type, dtype, device or shape.
     """
     lib = _library()
+    if lib.torch.compiler.is_compiling():
+        lib.torch._dynamo.graph_break(msg=_NO_TRACE.format(op.name))  # with fullgraph=True it is the error
+        return lib.torch.compiler.disable(_call)(op, given)
+    return _call(op, given, lib)
+
+
+def _call(op: RuntimeOp, given: dict[str, Any], lib: _Torch | None = None) -> Any:
+    lib = lib or _library()
     op.require()
     given = {n: _plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}

@@ -143,7 +143,7 @@ class RuntimeOp:
 
     _plans: ClassVar[dict[Any, Plan]]
 
-    def __init__(self, **attrs: Any) -> None:
+    def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(v, self.kinds.get(n, "")) for n, v in attrs.items()}
 
     def __init_subclass__(cls) -> None:

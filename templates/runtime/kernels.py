@@ -12,8 +12,11 @@ import triton.language as tl
 
 @triton.jit
 def scalar(value, COMPUTE: tl.constexpr):
-    """A host number in the compute dtype."""
-    return tl.full((), value, COMPUTE)
+    """A host number in the compute dtype.
+
+    Of one element and one dim: Triton's interpreter forgets that a comparison of values without dims is a truth value.
+    """
+    return tl.full([1], value, COMPUTE)
 
 
 @triton.jit

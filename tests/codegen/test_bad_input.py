@@ -139,8 +139,8 @@ def test_not_utf8_links_and_missing_files(tmp_path: Path) -> None:
 
 
 def test_duplicate_ops_across_files_show_both_places(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(OP)
-    (tmp_path / "b.yaml").write_text(OP.replace("op: f", "op: F"))
+    (tmp_path / "a.yaml").write_text(OP.replace("op: f", "op: ab"))
+    (tmp_path / "b.yaml").write_text(OP.replace("op: f", "op: aB"))
     report = Report()
     load([tmp_path], report, tmp_path)
     assert "b.yaml:1:7: error[duplicate-op]" in report.render() and "a.yaml:1:7: first here" in report.render()

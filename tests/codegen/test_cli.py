@@ -92,6 +92,7 @@ def test_a_named_op_is_generated_alone(project: Path) -> None:
 
 
 def test_an_op_that_goes_takes_its_files_with_it(project: Path) -> None:
+    """C112: a module that nothing declares any more is named by `check` and goes with the next run."""
     pullback("generate")
     (project / "specs/more.yaml").unlink()
     assert "orphaned: `square_of` is no longer declared" in pullback("check").stdout
@@ -114,6 +115,7 @@ def test_a_hand_edit_is_shown_with_its_diff_and_undone(project: Path) -> None:
 
 
 def test_nothing_is_written_while_a_fault_stands(project: Path) -> None:
+    """C117: one bad op among several leaves every file as it was, and the exit code says so."""
     before = contents(project)
     (project / "specs/more.yaml").write_text(SQUARE.replace("x: 2 * dy * x", "x: 2 * dy"))
     result = pullback("generate")

@@ -380,7 +380,7 @@ def test_paths_that_hold_no_spec(tmp_path: Path) -> None:
 
 
 def test_ops_of_one_name_in_two_files_show_both(tmp_path: Path) -> None:
-    write(tmp_path, {"a.yaml": named("f"), "b.yaml": "\n" + named("f") + named("F")})
+    write(tmp_path, {"a.yaml": named("ab"), "b.yaml": "\n" + named("ab") + named("aB")})
     report = Report()
     load([tmp_path], report, tmp_path)
     assert [(d.span.file, d.span.line, d.notes[0].span and d.notes[0].span.file) for d in report.ordered()] == [

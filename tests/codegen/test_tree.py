@@ -111,6 +111,7 @@ def test_only_what_differs_is_touched(written: Project) -> None:
 
 
 def test_a_removed_op_takes_its_files_with_it(written: Project) -> None:
+    """C112: its module, its test and its line among the exports."""
     (written.root / "specs/b.yaml").unlink()
     assert kinds(written) == {"generated/ops/ee.py": "orphaned", "tests/generated/test_ee.py": "orphaned"}
     assert "`ee` is no longer declared" in reasons(written)["generated/ops/ee.py"]
@@ -160,6 +161,7 @@ def test_a_strangers_manifest_is_not_overwritten(project: Project) -> None:
 
 
 def test_files_beside_ours_are_left_alone(written: Project) -> None:
+    """C112: what Pullback did not write is not deleted."""
     (written.root / "generated/mine.py").write_text("hand written\n")
     assert tree.check(written) == ()
     (written.root / "specs/b.yaml").unlink()

@@ -307,6 +307,7 @@ def test_an_op_without_a_derivative_says_so() -> None:
 
 
 def test_importing_needs_neither_torch_nor_a_gpu() -> None:
+    """C074: on a machine without a driver the package imports and can be asked."""
     code = "import sys; sys.modules['torch'] = None; import generated; from generated.ops.gelu import Gelu; print(Gelu(approximate='tanh').has_backward)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "True", done.stderr
@@ -342,6 +343,7 @@ def test_a_launch_over_64_bits_is_planned_wide() -> None:
 
 
 def test_double_backward_is_refused_for_every_kind_of_gradient() -> None:
+    """C083: a second derivative raises; it is not silently 0."""
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     (grad,) = torch.autograd.grad(generated.silu(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
