@@ -1,4 +1,6 @@
-"""Specs that break generators, each as a kind: YAML, the language, names, templates, output. The numbers name the cases."""
+"""Specs that break generators, each as a kind: YAML, the language, names, templates, output. The numbers name the
+cases.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ OVERFLOWING = {
 
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_formulas_that_overflow_are_refused_before_any_kernel(name: str) -> None:
-    """C001, C003, C004: forms of exp and of squares that give inf / inf far from zero, in forward or in backward alone."""
+    """C001, C003, C004: forms of exp and of squares that give inf / inf far from zero, in forward or in backward
+    alone.
+    """
     forward, entry = OVERFLOWING[name]
     _, report = checked(spec(forward, entry))
     assert {d.code for d in report.errors} & {"unsafe", "wrong-gradient"}, report.render()
@@ -158,7 +162,8 @@ def test_division_of_ints_needs_the_rounding_said() -> None:
 
 
 WRONG = [
-    ("amax_ties", "x"), ("max_pool_ties", "x"), ("maximum_ties", "x"), ("rms_norm_weight", "x"), ("layer_norm_weight", "x"),
+    ("amax_ties", "x"), ("max_pool_ties", "x"), ("maximum_ties", "x"), ("rms_norm_weight", "x"),
+    ("layer_norm_weight", "x"),
     ("cross_entropy_ignored", "x"), ("cross_entropy_mean", "x"), ("swiglu_swapped", "gate"), ("softmax_sum", "x"),
 ]  # fmt: skip
 
@@ -238,7 +243,9 @@ def test_quotients_that_are_rounded_or_compared_are_exact(formula: str) -> None:
     "written", ["1e-5", "1E-5", "1e+5", "1.e-5", "1.0e-5", ".5", "1_000.0", "0x10", "1:30", "0o17", "+1.5"]
 )
 def test_numbers_are_numbers_or_refused(written: str) -> None:
-    """C095: `1e-5` is a float here although YAML 1.1 calls it a text; what Python would not read is refused, not guessed."""
+    """C095: `1e-5` is a float here although YAML 1.1 calls it a text; what Python would not read is refused, not
+    guessed.
+    """
     more = f"  attrs: {{eps: {{default: {written}}}}}\n"
     text = spec("y = x * eps", "dy * eps", more=more)
     report = Report()
@@ -270,7 +277,9 @@ def test_a_key_that_is_given_twice_shows_both_places(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no", "on", "off", "yes", "null", "n", "y_", "Null_", "true_", "nan_", "none"])
 def test_words_that_yaml_converts_are_names(name: str) -> None:
-    """C097: an input called `no` or `null` is an input, as `x` is; a name that the language has itself is said to be one."""
+    """C097: an input called `no` or `null` is an input, as `x` is; a name that the language has itself is said to
+    be one.
+    """
     text = spec(f"y = 2 * {name}", "2 * dy", inputs=f"{name}: [...]")
     if name == "Null_":
         assert codes(text) == ["bad-name"]
@@ -284,7 +293,8 @@ def test_words_that_yaml_converts_are_names(name: str) -> None:
 def test_what_is_no_name_is_refused_by_name(name: str) -> None:
     """C097: with its place and as it was written, never as what YAML made of it."""
     _, report = checked(
-        f"- op: f\n  inputs: {{{name}: [...]}}\n  outputs: {{y: [...]}}\n  forward: y = 1\n  backward: not_differentiable\n"
+        f"- op: f\n  inputs: {{{name}: [...]}}\n  outputs: {{y: [...]}}\n  forward: y = 1\n"
+        f"  backward: not_differentiable\n"
     )
     assert {d.code for d in report.errors} & {"bad-name", "yaml-syntax"}, report.render()
     assert report.errors[0].span.line == 2 and f"{{{name}:" in report.render()
@@ -313,7 +323,9 @@ INDICATORS = [
 
 @pytest.mark.parametrize("entry", INDICATORS)
 def test_formulas_that_yaml_reads_as_its_own_are_refused_with_the_remedy(entry: str) -> None:
-    """C098: aliases, tags, braces, nothing: an error at the formula, and the advice to quote it; never a silent None."""
+    """C098: aliases, tags, braces, nothing: an error at the formula, and the advice to quote it; never a silent
+    None.
+    """
     _, report = checked(spec("y = x", entry))
     first, *_ = report.errors
     assert first.span.line == 6 and first.span.col >= 5, report.render()
@@ -328,7 +340,9 @@ def test_quoted_formulas_reach_the_formula_parser(entry: str) -> None:
 
 
 def test_a_comment_cuts_no_formula_in_silence() -> None:
-    """C098: what follows ` #` is a comment, of which the formula's own check knows: what is left must be the derivative."""
+    """C098: what follows ` #` is a comment, of which the formula's own check knows: what is left must be the
+    derivative.
+    """
     assert codes(spec("y = x * x", "dy * 2 * x # the rest")) == []
     assert codes(spec("y = x * x", "dy * 2 # * x")) == ["wrong-gradient"]
     assert codes(spec("y = x * x", "dy * 2 * # x")) == ["syntax-error"]
@@ -367,10 +381,13 @@ def test_the_states_of_a_derivative_are_said() -> None:
 
 
 PARENTHESES = [
-    "a - (b - c)", "a - b - c", "a / (b / c)", "a / b / c", "-(a + b)", "(-a) ** 2", "-a ** 2", "2 * (b * a + 1)", "-alpha * a",
-    "a - -b", "a * (b + c) * -alpha", "(a - b) * (a + b)", "-(-a)", "a - (b + c)", "(a + b) / (b - 3 * c)", "a % b - c", "a - b % c",
+    "a - (b - c)", "a - b - c", "a / (b / c)", "a / b / c", "-(a + b)", "(-a) ** 2", "-a ** 2", "2 * (b * a + 1)",
+    "-alpha * a",
+    "a - -b", "a * (b + c) * -alpha", "(a - b) * (a + b)", "-(-a)", "a - (b + c)", "(a + b) / (b - 3 * c)",
+    "a % b - c", "a - b % c",
     "a * (b / c)", "(a ** 2) ** 2", "where((a > b) & (c > b), a, -c)", "where((a > b) | ~(c > b), -a, c)",
-    "where(~((a > b) & (c > b)), a, c)", "a / -b", "(a + b) * alpha - (alpha - c)", "(alpha - 1) * (a - alpha)", "1 - (1 - a)",
+    "where(~((a > b) & (c > b)), a, c)", "a / -b", "(a + b) * alpha - (alpha - c)", "(alpha - 1) * (a - alpha)",
+    "1 - (1 - a)",
 ]  # fmt: skip
 
 
@@ -397,7 +414,9 @@ def run(text: str, tensors: Mapping[str, float], attrs: Mapping[str, float]) -> 
 @pytest.mark.parametrize("formula", PARENTHESES)
 @pytest.mark.parametrize("inlined", [True, False])
 def test_a_formula_is_printed_as_it_is_meant(formula: str, inlined: bool) -> None:
-    """C102: parentheses by the tree: the emitted statements give what Python gives for the formula, at uneven numbers."""
+    """C102: parentheses by the tree: the emitted statements give what Python gives for the formula, at uneven
+    numbers.
+    """
     inner = formula if inlined else f"(t := {formula})"
     whole = f"2 * ({formula}) - a" if inlined else "2 * t - a"
     forward = f"y = {whole}" if inlined else f"|\n    t = {formula}\n    y = {whole}"
@@ -461,22 +480,31 @@ def test_points_at_which_a_slip_shows_are_drawn(name: str) -> None:
 
 
 ALREADY = [
-    "mask", "pid", "x_ptr", "grad", "self", "ctx", "e", "i", "k", "n", "r", "part", "first", "last", "start", "span", "share",
-    "tile", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept", "x_strides", "y_ptr",
-    "dy_strides", "print", "abs", "exp", "sigmoid", "range", "float", "type", "super", "dict", "given", "op", "attrs", "name",
-    "num_warps", "num_stages", "enable_fp_fusion", "grid", "warmup", "debug", "n_", "i_", "x1", "c0", "x_at", "x_sum_", "dw", "no", "null",
+    "mask", "pid", "x_ptr", "grad", "self", "ctx", "e", "i", "k", "n", "r", "part", "first", "last", "start", "span",
+    "share",
+    "tile", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept",
+    "x_strides", "y_ptr",
+    "dy_strides", "print", "abs", "exp", "sigmoid", "range", "float", "type", "super", "dict", "given", "op", "attrs",
+    "name",
+    "num_warps", "num_stages", "enable_fp_fusion", "grid", "warmup", "debug", "n_", "i_", "x1", "c0", "x_at",
+    "x_sum_", "dw", "no", "null",
 ]  # fmt: skip
 def crowded(op: str, tensor: str, attr: str, value: str) -> str:
     return (
-        f"- op: {op}\n  inputs: {{{tensor}: [...], b: {{axes: [...], scalar: true}}}}\n  attrs: {{{attr}: {{default: 2}}}}\n"
-        f"  outputs: {{y: [...]}}\n  forward: |\n    {value} = 2 * {tensor} * sigmoid(b)\n    y = {value} * {attr}\n  backward:\n"
-        f"    {tensor}: dy * 2 * sigmoid(b) * {attr}\n    b: dy * 2 * {tensor} * {attr} * sigmoid(b) * (1 - sigmoid(b))\n"
+        f"- op: {op}\n  inputs: {{{tensor}: [...], b: {{axes: [...], scalar: true}}}}\n"
+        f"  attrs: {{{attr}: {{default: 2}}}}\n"
+        f"  outputs: {{y: [...]}}\n  forward: |\n    {value} = 2 * {tensor} * sigmoid(b)\n"
+        f"    y = {value} * {attr}\n  backward:\n"
+        f"    {tensor}: dy * 2 * sigmoid(b) * {attr}\n"
+        f"    b: dy * 2 * {tensor} * {attr} * sigmoid(b) * (1 - sigmoid(b))\n"
     )
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_names_that_kernels_use_themselves_do_not_collide(part: int) -> None:
-    """C104: as an input, an attr and a statement: no parameter twice, and nothing assigned that a kernel still needs."""
+    """C104: as an input, an attr and a statement: no parameter twice, and nothing assigned that a kernel still
+    needs.
+    """
     count = len(ALREADY)
     ops = {f"op{k}": [ALREADY[(k + s) % count] for s in range(3)] for k in range(part, count, 4)}
     report = Report()
@@ -502,9 +530,12 @@ def test_names_that_kernels_use_themselves_do_not_collide(part: int) -> None:
 
 
 REFUSED = [
-    ("x", "dx", "y"), ("dx", "x", "y"), ("x", "x_sum", "y"), ("x", "dx_sum", "y"), ("x", "x_parts", "y"), ("x", "w", "dw"),
-    ("x", "w", "dx"), ("x", "dy", "y"), ("x", "y", "y"), ("x", "X", "y"), ("x", "lambda", "y"), ("x", "in", "y"), ("x", "from", "y"),
-    ("x", "tl", "y"), ("x", "torch", "y"), ("x", "BLOCK_SIZE", "y"), ("x", "inf", "y"), ("x", "__x", "y"), ("x", "call", "y"),
+    ("x", "dx", "y"), ("dx", "x", "y"), ("x", "x_sum", "y"), ("x", "dx_sum", "y"), ("x", "x_parts", "y"),
+    ("x", "w", "dw"),
+    ("x", "w", "dx"), ("x", "dy", "y"), ("x", "y", "y"), ("x", "X", "y"), ("x", "lambda", "y"), ("x", "in", "y"),
+    ("x", "from", "y"),
+    ("x", "tl", "y"), ("x", "torch", "y"), ("x", "BLOCK_SIZE", "y"), ("x", "inf", "y"), ("x", "__x", "y"),
+    ("x", "call", "y"),
 ]  # fmt: skip
 
 
@@ -513,15 +544,21 @@ def test_names_that_can_only_collide_are_refused_in_the_spec(names: tuple[str, s
     """C104: a tensor that is called like another's gradient, or like its sum; keywords; two names that are one."""
     a, b, y = names
     text = (
-        f"- op: f\n  inputs: {{{a}: [...], {b}: [...]}}\n  outputs: {{{y}: [...]}}\n  forward: {y} = {a} * {b}\n  backward:\n"
+        f"- op: f\n  inputs: {{{a}: [...], {b}: [...]}}\n  outputs: {{{y}: [...]}}\n  forward: {y} = {a} * {b}\n"
+        f"  backward:\n"
         f"    {a}: d{y} * {b}\n    {b}: d{y} * {a}\n"
     )
     found = codes(text)
     assert found and set(found) <= {"bad-name", "name-twice", "syntax-error", "set-twice", "duplicate-key"}, found
 
 
-@pytest.mark.parametrize("name", ["F", "Kernel", "kernel", "tensor", "pointwise_op", "largest", "reference", "pytest", "importlib",
-                                  "torch", "tl", "call", "lambda", "in", "runtime", "case", "__init__", "_f"])  # fmt: skip
+TAKEN = [
+    "F", "Kernel", "kernel", "tensor", "pointwise_op", "largest", "reference", "pytest", "importlib", "torch", "tl", "call",
+    "lambda", "in", "runtime", "case", "__init__", "_f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
 def test_names_of_ops_that_the_package_needs_are_refused(name: str) -> None:
     """C104: an op's name is a module, a function and, with capitals, a class: none of them may hide another."""
     assert codes(spec("y = x", "dy").replace("op: f", f"op: {name}")) == ["bad-name"]
@@ -592,7 +629,9 @@ def everything() -> dict[str, GeneratedFile]:
 
 
 def test_every_file_ends_in_one_newline(everything: dict[str, GeneratedFile]) -> None:
-    """C108: no blank at a line's end, no tab, no carriage return, one newline at the end: hooks have nothing to mend."""
+    """C108: no blank at a line's end, no tab, no carriage return, one newline at the end: hooks have nothing to
+    mend.
+    """
     for path, file in everything.items():
         text = file.content.decode()
         assert not text or (text.endswith("\n") and not text.endswith("\n\n")), path
@@ -600,7 +639,9 @@ def test_every_file_ends_in_one_newline(everything: dict[str, GeneratedFile]) ->
 
 
 def test_formatting_what_was_emitted_changes_nothing(everything: dict[str, GeneratedFile]) -> None:
-    """C111: the formatter is a library of one version, with settings of our own, and its output is a fixed point of it."""
+    """C111: the formatter is a library of one version, with settings of our own, and its output is a fixed point of
+    it.
+    """
     for path, file in everything.items():
         if path.endswith(".py") and "/runtime/" not in path:
             assert formatted(file.content.decode()) == file.content.decode(), path
@@ -644,7 +685,8 @@ def test_diagnostics_do_not_depend_on_hash_seeds(tmp_path: Path) -> None:
         spec("y = x * q + z", "dy * w") + spec("y = x", "2 * dy").replace("op: f", "op: g")
     )
     code = SEEDED.split("root = Path")[0] + (
-        f"for op in load([Path({str(tmp_path)!r})], report, Path({str(tmp_path)!r})):\n    verify_op(op, report)\nprint(report.render())"
+        f"for op in load([Path({str(tmp_path)!r})], report, Path({str(tmp_path)!r})):\n    verify_op(op, report)\n"
+        f"print(report.render())"
     )
     found = set()
     for seed in "0123":
@@ -656,7 +698,9 @@ def test_diagnostics_do_not_depend_on_hash_seeds(tmp_path: Path) -> None:
 
 
 def test_kernels_live_in_files(everything: dict[str, GeneratedFile]) -> None:
-    """C075: a jit function needs a file to be read from: every kernel is text of a module, and nothing is executed from a text."""
+    """C075: a jit function needs a file to be read from: every kernel is text of a module, and nothing is executed
+    from a text.
+    """
     for path, file in everything.items():
         text = file.content.decode()
         assert not re.search(r"\b(exec|eval)\(", text), path
@@ -709,7 +753,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_module_that_was_never_added_is_missed_by_nobody(project: Path, tmp_path: Path) -> None:
-    """C114: `git diff` says nothing of untracked and of staged files; the check compares with the list of what there must be."""
+    """C114: `git diff` says nothing of untracked and of staged files; the check compares with the list of what
+    there must be.
+    """
     (project / "specs/more.yaml").write_text(CUBE)
     assert pullback(project, "check").returncode == 1
     assert pullback(project, "generate").returncode == 0
