@@ -646,7 +646,7 @@ def divide(a, b):
 
 @triton.jit
 def fmod(a, b):
-    """The exact remainder of C, with the sign of a: libdevice's, whose steps are as many as a lane's quotient has bits."""
+    """The exact rest of a quotient, as C has it, with the sign of a: libdevice's, whose steps are as many as a lane's quotient has bits."""
     a, b = alike(a, b)
     if INTERPRETED or a.dtype.is_int():
         return a % b

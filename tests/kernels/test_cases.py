@@ -108,7 +108,17 @@ def present(*names: str) -> list[str]:
 
 
 UNARY = [n for n in OPS if floating(n) and len(tensors(n)) == 1 and tensors(n)[0].dims == "..."]
-PAIRS = [n for n in OPS if floating(n) and len(tensors(n)) == 2 and stretching(n)]
+PAIRS = [
+    n
+    for n in OPS
+    if floating(n) and len(tensors(n)) == 2 and stretching(n) and all("f32" in t.dtypes for t in tensors(n))
+]
+LEADING = [
+    n
+    for n in OPS
+    if all("..." in t.dims or t.dims == "" for t in tensors(n)) and not any(t.dims[:1].isalpha() for t in tensors(n))
+]
+"""Ops whose tensors may all have one more leading dim."""
 STRETCHING = [n for n in OPS if stretching(n)]
 GRADIENTS = [n for n in OPS if op_class(n).gradients]
 FLOATING = [n for n in OPS if floating(n)]
@@ -121,7 +131,10 @@ def tensor(values: Any, dtype: str = "f32") -> Any:
 def filled(name: str, shapes: list[tuple[int, ...]], dtype: str = "f32", seed: int = 0) -> dict[str, Any]:
     """Random arguments by the spec's names, each of its own shape, within the domains."""
     one = case(name)
-    declared = [() if t.dims == "" else s for t, s in zip(tensors(name), itertools.cycle(shapes))]
+    plain = all(t.dims in ("...", "") or "(" in t.dims for t in tensors(name))  # no axis has an extent of its own
+    declared = [
+        () if t.dims == "" else s if plain else one._shape(t, s) for t, s in zip(tensors(name), itertools.cycle(shapes))
+    ]
     return {t.name: one._values(t, s, dtype, seed + k) for k, (t, s) in enumerate(zip(tensors(name), declared))}
 
 
@@ -180,7 +193,7 @@ def test_values_and_derivatives_far_from_zero(name: str) -> None:
         assert near(high["output 0"], expected, "f32")[expected.isfinite()].all()
         if expected.requires_grad and f"d{tensors(name)[0].name}" in high:
             (grad,) = torch.autograd.grad(expected.sum(), leaf)
-            smooth = grad.isfinite() & (x != 0)  # 0 may be a kink, where conventions differ
+            smooth = grad.isfinite() & expected.isfinite() & (x != 0)  # 0 may be a kink, where conventions differ
             assert near(high[f"d{tensors(name)[0].name}"], grad, "f32")[smooth].all(), (attrs, high, grad)
 
 
@@ -295,7 +308,10 @@ def test_one_rounding_at_the_store(name: str) -> None:
         given = filled(name, [(4, 8) if "(" in tensors(name)[0].dims else (257,)], dtype)
         wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
         for got, want in zip(case(name).call(given, attrs), case(name).call(wide, attrs)):
-            ulp = EPS[dtype] * torch.exp2(torch.floor(torch.log2(want.abs().clamp_min(2.0**-14))))
+            # What cancels is as fine as what it came of: a sixteenth of the largest operand counts as the result's size.
+            operand = torch.stack([v.double().abs().max() for v in given.values()]).max() / 16
+            size = torch.maximum(want.abs(), operand if len(given) > 1 else operand * 0).clamp_min(2.0**-14)
+            ulp = EPS[dtype] * torch.exp2(torch.floor(torch.log2(size)))
             units = 1.01 if DEVICE == "cpu" and dtype == "bf16" else 0.75  # the interpreter cuts bf16 off
             assert ((got.double() - want).abs() <= units * ulp)[want.isfinite()].all(), attrs
 
@@ -312,7 +328,7 @@ def test_half_types_at_values_whose_powers_overflow(name: str, dtype: str) -> No
             if t.dtype in ("bool", "int") or math.prod(shape) == 1:
                 given[t.name] = case(name)._values(t, shape, dtype, k)
                 continue
-            rolled = (values[k:] + values[:k]) * 32
+            rolled = (values[k:] + values[:k]) * 64
             low, high = case(name).domains.get(t.name, (-INF, INF))
             given[t.name] = tensor(rolled, dtype)[: math.prod(shape)].reshape(shape).clamp(low, high)
         wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
@@ -365,7 +381,7 @@ def test_a_cotangent_of_stride_zero(name: str) -> None:
     views = [
         torch.ones((), device=DEVICE),
         torch.randn(whole[-1], device=DEVICE),
-        torch.randn(whole[0], 1, 1, device=DEVICE),
+        torch.randn(whole[0], *(1 for _ in whole[1:]), device=DEVICE),
     ]
     for view in views:
         stretched = differentiate(name, given, attrs_of(name), view.expand(whole))
@@ -403,6 +419,8 @@ def test_each_gradient_goes_to_its_own_argument(name: str) -> None:
     leaves = {n: v.detach().requires_grad_(f"d{n}" in found) for n, v in given.items()}
     expected = reference(name, leaves, attrs_of(name))
     names = [n for n in given if f"d{n}" in found]
+    if "NotImplemented" in type(expected.grad_fn).__name__:
+        pytest.skip("torch has no derivative")
     for n, grad in zip(names, torch.autograd.grad(expected.sum(), [leaves[n] for n in names])):
         assert near(found[f"d{n}"], grad, "f64", 256)[grad.isfinite()].all(), n
 
@@ -502,7 +520,9 @@ MIXED = [("f16", "bf16"), ("bf16", "f32"), ("f32", "f64"), ("f16", "f16"), ("i32
          ("bool", "i32"), ("bool", "bool")]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n for n in STRETCHING if len(op_class(n).inputs) == 2 and specs()[n].reference])
+@pytest.mark.parametrize(
+    "name", [n for n in STRETCHING if len(op_class(n).inputs) == len(tensors(n)) == 2 and specs()[n].reference]
+)
 @pytest.mark.parametrize(("left", "right"), MIXED)
 def test_promotion_of_every_op_is_torchs(name: str, left: str, right: str) -> None:
     """C061: for each pair of dtypes that both take, with dims and without, the result's dtype is torch's."""
@@ -552,7 +572,7 @@ def test_parameters_keep_their_own_dtype(name: str) -> None:
         assert near(found[f"d{n}"], exact[f"d{n}"], "f32", 64 if DEVICE == "cpu" else 256).all()
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LEADING)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1), (1, 7), (1, 1, 3)], ids=str)
 def test_extents_and_strides_of_one(name: str, shape: tuple[int, ...]) -> None:
     """C064: an integer argument that equals 1 becomes a constant in Triton; extents and strides of 1 must not
@@ -886,7 +906,7 @@ def test_vmap_is_refused_and_grad_works(name: str) -> None:
     """C085: torch.func.vmap gets an error that names the op; torch.func.grad gives the gradient."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
     given = filled(name, [(2, 6)], dtype)
-    mapped = [n for n, v in given.items() if v.dim() == 2]
+    mapped = [n for n, v in given.items() if v.dim() >= 2]
 
     def call(*values: Any) -> Any:
         return case(name).call({**given, **dict(zip(mapped, values))}, attrs_of(name))[0]
