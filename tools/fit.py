@@ -122,6 +122,7 @@ SLIM = 1 + mpf(2) ** -9  # intervals reach a little beyond what the reductions l
 TABLE = (
     Fit("exp_tail", "r", "(exp(r) - 1 - r) / r**2 for |r| <= log(2) / 2", lambda r: (mp.exp(r) - 1 - r) / r**2,
         -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f64": 10, "f32": 4}, lambda r: max(abs(r), mpf("0.01"))),
+    Fit("exp_near", "r", "exp(r) for |r| <= log(2) / 2", mp.exp, -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f32": 6}),
     Fit("log2_quotient", "f", "log2(1 + f) / f for |f| <= 1/3", lambda f: mp.log1p(f) / f / mp.log(2),
         -THIRD, THIRD, {"f64": 12, "f32": 8, "half": 5}),
     Fit("log1p_tail", "f", "(log1p(f) - f) / f**2 for |f| <= 1/3", lambda f: (mp.log1p(f) - f) / f**2,

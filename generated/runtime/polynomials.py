@@ -29,6 +29,18 @@ def exp_tail(r):
 
 
 @triton.jit
+def exp_near(r):
+    """exp(r) for |r| <= log(2) / 2. Errors: f32 2**-29.0."""
+    p = 0.0013836551 * r + 0.008374976
+    p = p * r + 0.04166824
+    p = p * r + 0.16666418
+    p = p * r + 0.4999999
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p
+
+
+@triton.jit
 def log2_quotient(f, HALF: tl.constexpr = False):
     """log2(1 + f) / f for |f| <= 1/3. Errors: f64 2**-35.9, f32 2**-25.2, half 2**-17.1."""
     if f.dtype == tl.float64:

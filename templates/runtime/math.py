@@ -97,7 +97,18 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         half = bits >> 1
         first = (half << 23).to(tl.float32, bitcast=True)
         second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
+        return polynomials.exp_near(r) * first * second
     return (1.0 + (r + r * r * polynomials.exp_tail(r))) * first * second
+
+
+@triton.jit
+def exp_fall(x, low):
+    """`exp_sum` of f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n, so one factor holds it."""
+    t = x * 1.4426950408889634 + 12583103.0  # 1.5 * 2**23 + 127 + 64
+    n = t - 12583103.0
+    r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
+    factor = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return polynomials.exp_near(r) * factor * 5.421010862427522e-20
 
 
 @triton.jit
@@ -108,7 +119,7 @@ def exp_less(a, HALF: tl.constexpr = False):
     elif HALF:
         return exp2_short(a * -1.4426950408889634)
     else:
-        return exp_sum(-minimum(a, 104.0), 0.0)
+        return exp_fall(-minimum(a, 104.0), 0.0)
 
 
 @triton.jit
@@ -505,9 +516,9 @@ def erfc(x, HALF: tl.constexpr = False):
     else:
         a = minimum(a, 10.1)
         high = high_bits(a)
-        q = 1.0 / (1.0 + a)
-        q = q + q * tl.fma(-q, a, 1.0 - q)  # Newton: the result would double the error of a GPU's quotient
-        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * polynomials.erfcx_by_rcp(q - 0.5))
+        q = rcp_short(1.0 + a)
+        lost = (1.0 - q) - q * a  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        y = exp_fall(-high * high, (high - a) * (high + a) + lost) * (q * polynomials.erfcx_by_rcp(q - 0.5))
         return tl.where(x < 0, 2.0 - y, y)
 
 
