@@ -325,74 +325,93 @@ def log10(x, HALF: tl.constexpr = False):
 @triton.jit
 def log1p(x, HALF: tl.constexpr = False):
     """log(1 + x)."""
-    return log1p_sum(x, 0.0, HALF)
+    if x.dtype == tl.float64:
+        return log1p_sum(x, 0.0)
+    else:
+        y = tl.where(x > -1.0, log1p_core(x, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
+        return tl.where(x < float("inf"), y, x)
 
 
 @triton.jit
-def log1p_sum(x, low, HALF: tl.constexpr = False):
-    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32: a polynomial, no `low`."""
+def log1p_sum(x, low):
+    """log(1 + x + low) in f64: the log of the rounded sum u, mended by what it lost, over u."""
     u = 1.0 + x
-    if x.dtype == tl.float64:
-        lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
-        inside = (u > 0) & (u < float("inf"))
-        y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
-        return tl.where(u == 1.0, x, y)
+    lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
+    inside = (u > 0) & (u < float("inf"))
+    y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
+    return tl.where(u == 1.0, x, y)
+
+
+@triton.jit
+def log1p_core(x, HALF: tl.constexpr):
+    """log(1 + x) in f32 for finite x > -1; the sign of 0 stays."""
+    # 1 + x = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k - (1 - 2**-k); -k, for -0 to stay
+    less = (0x3FAAAAAA - (1.0 + x).to(tl.int32, bitcast=True)) & -0x800000
+    twice = (0x40000000 + less).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
+    m = (x.to(tl.int32, bitcast=True) + less).to(tl.float32, bitcast=True) - (1.0 - 0.5 * twice)
+    n = less.to(tl.float32)
+    if HALF:
+        return (m * polynomials.log2_quotient(m, True) - n * 1.1920928955078125e-07) * 0.6931471805599453
     else:
-        # u = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k + (2**-k - 1)
-        k = (tl.abs(u).to(tl.int32, bitcast=True) - 0x3F2AAAAB) & -0x800000
-        scale = (0x40000000 - k).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
-        m = (x.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True) + (0.5 * scale - 1.0)
-        n = k.to(tl.float32)
-        if HALF:
-            y = (m * polynomials.log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
-        else:
-            tail = m + (m * m * polynomials.log1p_tail(m) + n * 1.7030314e-13)
-            y = n * 8.262941264808194e-08 + tail
-        y = tl.where(u > 0, y, tl.where(u == 0, float("-inf"), float("nan")))
-        return tl.where((tl.abs(x) > 1e-8) & (x < float("inf")), y, x)
+        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - n * 8.262941264808194e-08
 
 
 @triton.jit
 def asinh(x, HALF: tl.constexpr = False):
     """sign(x) * log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
     a = tl.abs(x)
-    if x.dtype == tl.float32 and HALF:
-        z = x * x
+    z = a * a
+    if x.dtype == tl.float64:
+        big = a > 1152921504606846976.0
+        w = tl.where(big, a, a + z / (1.0 + tl.sqrt(1.0 + z)))
+        return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
+    elif HALF:
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
         far = (log2_short(half) + 1.0) * 0.6931471805599453
         y = tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), tl.where(a < float("inf"), far, a))
         return copysign(y, x)
     else:
-        big = a > 1152921504606846976.0
-        z = a * a
-        w = tl.where(big, a, a + z / (1.0 + tl.sqrt(1.0 + z)))
-        return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
+        # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
+        w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
+        y = log1p_core(w, False) + tl.where(z < float("inf"), 0.0, 0.6931471805599453)  # then the quotient was 0
+        return copysign(tl.where(a < float("inf"), y, a), x)
 
 
 @triton.jit
 def acosh(x, HALF: tl.constexpr = False):
     """log1p(t + sqrt(2 t + t**2)), t = x - 1."""
     t = x - 1.0
-    big = x > 1152921504606846976.0
-    s = tl.sqrt(2.0 * t + t * t)
-    w = tl.where(big, x, s + t)
-    y = log1p_sum(w, tl.where(big, 0.0, t - (w - s)), HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
-    return tl.where(x < 1.0, float("nan"), y)
+    if x.dtype == tl.float64:
+        big = x > 1152921504606846976.0
+        s = tl.sqrt(2.0 * t + t * t)
+        w = tl.where(big, x, s + t)
+        y = log1p_sum(w, tl.where(big, 0.0, t - (w - s))) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+        return tl.where(x < 1.0, float("nan"), y)
+    else:
+        z = t * (tl.abs(t) + 2.0)  # negative wherever t is: NaN is the root
+        big = z == float("inf")
+        w = t + tl.where(big, 0.0, tl.sqrt(z))
+        y = log1p_core(w, HALF) + tl.where(big, 0.6931471805599453, 0.0)
+        return tl.where(w < float("inf"), y, w)
 
 
 @triton.jit
 def atanh(x, HALF: tl.constexpr = False):
     """sign(x) * log1p(2 a + 2 a**2 / (1 - a)) / 2, a = |x|."""
     a = tl.abs(x)
-    if x.dtype == tl.float32 and HALF:
+    twice = a + a
+    if x.dtype == tl.float64:
+        y = 0.5 * log1p(twice + twice * a / (1.0 - a))
+        return copysign(tl.where(a > 1.0, float("nan"), y), x)
+    elif HALF:
         z = x * x
         far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
         far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
         return copysign(tl.where(a < 0.2, a + a * z * polynomials.atanh_tail(z), far), x)
     else:
-        twice = a + a
-        y = 0.5 * log1p(twice + twice * a / (1.0 - a))
-        return copysign(tl.where(a > 1.0, float("nan"), y), x)
+        # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
+        w = twice + twice * (a * rcp_short(1.0 - a))
+        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, False), w), x)
 
 
 # ---------------------------------------------------------------------------------------------- trigonometry
