@@ -144,7 +144,7 @@ def log2_short(x):
 def log2_edges(x):
     """`log2_short` of every f32."""
     tiny = x < 1.1754943508222875e-38
-    y = log2_short(tl.abs(tl.where(tiny, x * 8388608.0, x))) + tl.where(tiny, -23.0, 0.0)
+    y = log2_short(tl.where(tiny, x * 8388608.0, x)) + tl.where(tiny, -23.0, 0.0)
     y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
     return tl.where(x < float("inf"), y, x)
 
@@ -368,8 +368,8 @@ def asinh(x, HALF: tl.constexpr = False):
     elif HALF:
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
         far = (log2_short(half) + 1.0) * 0.6931471805599453
-        y = tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), tl.where(a < float("inf"), far, a))
-        return copysign(y, x)
+        near = a + a * z * polynomials.asinh_tail(z)  # also what is right for infinity and NaN
+        return copysign(tl.where((a >= 0.3) & (a < float("inf")), far, near), x)
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
@@ -403,15 +403,10 @@ def atanh(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         y = 0.5 * log1p(twice + twice * a / (1.0 - a))
         return copysign(tl.where(a > 1.0, float("nan"), y), x)
-    elif HALF:
-        z = x * x
-        far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
-        far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
-        return copysign(tl.where(a < 0.2, a + a * z * polynomials.atanh_tail(z), far), x)
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = twice + twice * (a * rcp_short(1.0 - a))
-        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, False), w), x)
+        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, HALF), w), x)
 
 
 # ---------------------------------------------------------------------------------------------- trigonometry
