@@ -567,28 +567,51 @@ def pow(x, y, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         size = pow_wide(a, y)
     else:
-        tiny = a < 1.1754943508222875e-38
-        bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
-        k = (bits - 0x3F2AAAAB) & -0x800000
-        f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-        n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
-        n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
-        if HALF:
-            size = exp2_short(y * (f * polynomials.log2_quotient(f) + n))
-        else:
-            w = f.to(tl.float64)
-            p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
-            t = tl.minimum(tl.maximum(p, -152.0), 130.0) + 6755399441055998.0
-            part = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
-            bits = t.to(tl.int64, bitcast=True).to(tl.int32)
-            half = bits >> 1
-            first = (half << 23).to(tl.float32, bitcast=True)
-            size = part * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
-    whole = tl.floor(y) == y
-    odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
+        size = pow_narrow(a, y, HALF)
+    d = tl.abs(past_even(y))
+    odd = d == 1.0
     size = tl.where(negative(x) & odd, -size, size)
-    size = tl.where((x < 0) & (~whole) & (a < float("inf")), float("nan"), size)
-    return tl.where((x == 1.0) | (y == 0.0) | ((a == 1.0) & (tl.abs(y) == float("inf"))), 1.0, size)
+    size = tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
+    return tl.where((x == 1.0) | (y == 0.0), 1.0, size)
+
+
+@triton.jit
+def past_even(y):
+    """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
+    if y.dtype == tl.float64:
+        y = tl.minimum(tl.abs(y), 9007199254740992.0)
+        return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
+    else:
+        y = tl.minimum(tl.abs(y), 16777216.0)
+        return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
+
+
+@triton.jit
+def pow_narrow(a, y, HALF: tl.constexpr):
+    """a ** y in f32 for a >= 0: log2(a) and its product with y in f64 (half: in f32)."""
+    tiny = a < 1.1754943508222875e-38
+    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
+    n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
+    # y may stop where every a but 1 has left the range: infinity times 0 would be NaN
+    y = tl.clamp(y, -1e30, 1e30, propagate_nan=tl.PropagateNan.ALL)
+    if HALF:
+        return exp2_short(y * (f * polynomials.log2_quotient(f) + n))
+    else:
+        w = f.to(tl.float64)
+        p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
+        # Rounded to a whole number from its first bits, at most 152, which takes no operation of f64; what that leaves
+        # of a larger p makes 2**rest infinite or 0.
+        top = (p.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+        top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
+        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) + 6755399441055998.0
+        rest = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
+        bits = t.to(tl.int64, bitcast=True).to(tl.int32)
+        half = bits >> 1
+        first = (half << 23).to(tl.float32, bitcast=True)
+        return rest * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
