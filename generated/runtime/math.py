@@ -97,7 +97,18 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
         half = bits >> 1
         first = (half << 23).to(tl.float32, bitcast=True)
         second = ((bits - half - SHIFT) << 23).to(tl.float32, bitcast=True)
+        return polynomials.exp_near(r) * first * second
     return (1.0 + (r + r * r * polynomials.exp_tail(r))) * first * second
+
+
+@triton.jit
+def exp_fall(x, low):
+    """`exp_sum` of f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n, so one factor holds it."""
+    t = x * 1.4426950408889634 + 12583103.0  # 1.5 * 2**23 + 127 + 64
+    n = t - 12583103.0
+    r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
+    factor = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return polynomials.exp_near(r) * factor * 5.421010862427522e-20
 
 
 @triton.jit
@@ -108,7 +119,7 @@ def exp_less(a, HALF: tl.constexpr = False):
     elif HALF:
         return exp2_short(a * -1.4426950408889634)
     else:
-        return exp_sum(-minimum(a, 104.0), 0.0)
+        return exp_fall(-minimum(a, 104.0), 0.0)
 
 
 @triton.jit
@@ -133,7 +144,7 @@ def log2_short(x):
 def log2_edges(x):
     """`log2_short` of every f32."""
     tiny = x < 1.1754943508222875e-38
-    y = log2_short(tl.abs(tl.where(tiny, x * 8388608.0, x))) + tl.where(tiny, -23.0, 0.0)
+    y = log2_short(tl.where(tiny, x * 8388608.0, x)) + tl.where(tiny, -23.0, 0.0)
     y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
     return tl.where(x < float("inf"), y, x)
 
@@ -314,74 +325,88 @@ def log10(x, HALF: tl.constexpr = False):
 @triton.jit
 def log1p(x, HALF: tl.constexpr = False):
     """log(1 + x)."""
-    return log1p_sum(x, 0.0, HALF)
+    if x.dtype == tl.float64:
+        return log1p_sum(x, 0.0)
+    else:
+        y = tl.where(x > -1.0, log1p_core(x, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
+        return tl.where(x < float("inf"), y, x)
 
 
 @triton.jit
-def log1p_sum(x, low, HALF: tl.constexpr = False):
-    """log(1 + x + low): f64 mends the log of the rounded sum u by what it lost, over u; f32: a polynomial, no `low`."""
+def log1p_sum(x, low):
+    """log(1 + x + low) in f64: the log of the rounded sum u, mended by what it lost, over u."""
     u = 1.0 + x
-    if x.dtype == tl.float64:
-        lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
-        inside = (u > 0) & (u < float("inf"))
-        y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
-        return tl.where(u == 1.0, x, y)
+    lost = tl.where(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) + low
+    inside = (u > 0) & (u < float("inf"))
+    y = tl.log(u) + tl.where(inside, lost, 0.0) / tl.where(inside, u, 1.0)
+    return tl.where(u == 1.0, x, y)
+
+
+@triton.jit
+def log1p_core(x, HALF: tl.constexpr):
+    """log(1 + x) in f32 for finite x > -1; the sign of 0 stays."""
+    # 1 + x = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k - (1 - 2**-k); -k, for -0 to stay
+    less = (0x3FAAAAAA - (1.0 + x).to(tl.int32, bitcast=True)) & -0x800000
+    twice = (0x40000000 + less).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
+    m = (x.to(tl.int32, bitcast=True) + less).to(tl.float32, bitcast=True) - (1.0 - 0.5 * twice)
+    n = less.to(tl.float32)
+    if HALF:
+        return (m * polynomials.log2_quotient(m, True) - n * 1.1920928955078125e-07) * 0.6931471805599453
     else:
-        # u = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k + (2**-k - 1)
-        k = (tl.abs(u).to(tl.int32, bitcast=True) - 0x3F2AAAAB) & -0x800000
-        scale = (0x40000000 - k).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
-        m = (x.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True) + (0.5 * scale - 1.0)
-        n = k.to(tl.float32)
-        if HALF:
-            y = (m * polynomials.log2_quotient(m, True) + n * 1.1920928955078125e-07) * 0.6931471805599453
-        else:
-            tail = m + (m * m * polynomials.log1p_tail(m) + n * 1.7030314e-13)
-            y = n * 8.262941264808194e-08 + tail
-        y = tl.where(u > 0, y, tl.where(u == 0, float("-inf"), float("nan")))
-        return tl.where((tl.abs(x) > 1e-8) & (x < float("inf")), y, x)
+        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - n * 8.262941264808194e-08
 
 
 @triton.jit
 def asinh(x, HALF: tl.constexpr = False):
     """sign(x) * log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
     a = tl.abs(x)
-    if x.dtype == tl.float32 and HALF:
-        z = x * x
-        half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
-        far = (log2_short(half) + 1.0) * 0.6931471805599453
-        y = tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), tl.where(a < float("inf"), far, a))
-        return copysign(y, x)
-    else:
+    z = a * a
+    if x.dtype == tl.float64:
         big = a > 1152921504606846976.0
-        z = a * a
         w = tl.where(big, a, a + z / (1.0 + tl.sqrt(1.0 + z)))
         return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
+    elif HALF:
+        half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
+        far = (log2_short(half) + 1.0) * 0.6931471805599453
+        near = a + a * z * polynomials.asinh_tail(z)  # also what is right for infinity and NaN
+        return copysign(tl.where((a >= 0.3) & (a < float("inf")), far, near), x)
+    else:
+        # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
+        w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
+        y = log1p_core(w, False) + tl.where(z < float("inf"), 0.0, 0.6931471805599453)  # then the quotient was 0
+        return copysign(tl.where(a < float("inf"), y, a), x)
 
 
 @triton.jit
 def acosh(x, HALF: tl.constexpr = False):
     """log1p(t + sqrt(2 t + t**2)), t = x - 1."""
     t = x - 1.0
-    big = x > 1152921504606846976.0
-    s = tl.sqrt(2.0 * t + t * t)
-    w = tl.where(big, x, s + t)
-    y = log1p_sum(w, tl.where(big, 0.0, t - (w - s)), HALF) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
-    return tl.where(x < 1.0, float("nan"), y)
+    if x.dtype == tl.float64:
+        big = x > 1152921504606846976.0
+        s = tl.sqrt(2.0 * t + t * t)
+        w = tl.where(big, x, s + t)
+        y = log1p_sum(w, tl.where(big, 0.0, t - (w - s))) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453
+        return tl.where(x < 1.0, float("nan"), y)
+    else:
+        z = t * (tl.abs(t) + 2.0)  # negative wherever t is: NaN is the root
+        big = z == float("inf")
+        w = t + tl.where(big, 0.0, tl.sqrt(z))
+        y = log1p_core(w, HALF) + tl.where(big, 0.6931471805599453, 0.0)
+        return tl.where(w < float("inf"), y, w)
 
 
 @triton.jit
 def atanh(x, HALF: tl.constexpr = False):
     """sign(x) * log1p(2 a + 2 a**2 / (1 - a)) / 2, a = |x|."""
     a = tl.abs(x)
-    if x.dtype == tl.float32 and HALF:
-        z = x * x
-        far = log2_short((1.0 + a) * rcp_short(1.0 - a)) * 0.34657359027997264
-        far = tl.where(a < 1.0, far, tl.where(a == 1.0, float("inf"), float("nan")))
-        return copysign(tl.where(a < 0.2, a + a * z * polynomials.atanh_tail(z), far), x)
-    else:
-        twice = a + a
+    twice = a + a
+    if x.dtype == tl.float64:
         y = 0.5 * log1p(twice + twice * a / (1.0 - a))
         return copysign(tl.where(a > 1.0, float("nan"), y), x)
+    else:
+        # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
+        w = twice + twice * (a * rcp_short(1.0 - a))
+        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, HALF), w), x)
 
 
 # ---------------------------------------------------------------------------------------------- trigonometry
@@ -505,9 +530,9 @@ def erfc(x, HALF: tl.constexpr = False):
     else:
         a = minimum(a, 10.1)
         high = high_bits(a)
-        q = 1.0 / (1.0 + a)
-        q = q + q * tl.fma(-q, a, 1.0 - q)  # Newton: the result would double the error of a GPU's quotient
-        y = exp_sum(-high * high, (high - a) * (high + a)) * (q * polynomials.erfcx_by_rcp(q - 0.5))
+        q = rcp_short(1.0 + a)
+        lost = (1.0 - q) - q * a  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        y = exp_fall(-high * high, (high - a) * (high + a) + lost) * (q * polynomials.erfcx_by_rcp(q - 0.5))
         return tl.where(x < 0, 2.0 - y, y)
 
 
@@ -542,28 +567,51 @@ def pow(x, y, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         size = pow_wide(a, y)
     else:
-        tiny = a < 1.1754943508222875e-38
-        bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
-        k = (bits - 0x3F2AAAAB) & -0x800000
-        f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-        n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
-        n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
-        if HALF:
-            size = exp2_short(y * (f * polynomials.log2_quotient(f) + n))
-        else:
-            w = f.to(tl.float64)
-            p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
-            t = tl.minimum(tl.maximum(p, -152.0), 130.0) + 6755399441055998.0
-            part = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
-            bits = t.to(tl.int64, bitcast=True).to(tl.int32)
-            half = bits >> 1
-            first = (half << 23).to(tl.float32, bitcast=True)
-            size = part * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
-    whole = tl.floor(y) == y
-    odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
+        size = pow_narrow(a, y, HALF)
+    d = tl.abs(past_even(y))
+    odd = d == 1.0
     size = tl.where(negative(x) & odd, -size, size)
-    size = tl.where((x < 0) & (~whole) & (a < float("inf")), float("nan"), size)
-    return tl.where((x == 1.0) | (y == 0.0) | ((a == 1.0) & (tl.abs(y) == float("inf"))), 1.0, size)
+    size = tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
+    return tl.where((x == 1.0) | (y == 0.0), 1.0, size)
+
+
+@triton.jit
+def past_even(y):
+    """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
+    if y.dtype == tl.float64:
+        y = tl.minimum(tl.abs(y), 9007199254740992.0)
+        return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
+    else:
+        y = tl.minimum(tl.abs(y), 16777216.0)
+        return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
+
+
+@triton.jit
+def pow_narrow(a, y, HALF: tl.constexpr):
+    """a ** y in f32 for a >= 0: log2(a) and its product with y in f64 (half: in f32)."""
+    tiny = a < 1.1754943508222875e-38
+    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
+    n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
+    # y may stop where every a but 1 has left the range: infinity times 0 would be NaN
+    y = tl.clamp(y, -1e30, 1e30, propagate_nan=tl.PropagateNan.ALL)
+    if HALF:
+        return exp2_short(y * (f * polynomials.log2_quotient(f) + n))
+    else:
+        w = f.to(tl.float64)
+        p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
+        # Rounded to a whole number from its first bits, at most 152, which takes no operation of f64; what that leaves
+        # of a larger p makes 2**rest infinite or 0.
+        top = (p.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+        top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
+        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) + 6755399441055998.0
+        rest = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
+        bits = t.to(tl.int64, bitcast=True).to(tl.int32)
+        half = bits >> 1
+        first = (half << 23).to(tl.float32, bitcast=True)
+        return rest * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
