@@ -481,7 +481,7 @@ _ROWS = (
          domain=(1.0, math.inf), coarse=0.02),
     _row("atanh", 1, _float, np.arctanh, _lifted(mpmath.atanh), "math.atanh",
          lambda b, g, a, y: (b.op("div", g, b.op("mul", b.op("sub", 1, a[0]), b.op("add", 1, a[0]))),),
-         doc="inverse hyperbolic tangent", edges="infinite at -1 and 1, NaN beyond", neighbour="atan", domain=(-1.0, 1.0), coarse=0.01),
+         doc="inverse hyperbolic tangent", edges="infinite at -1 and 1, NaN beyond", neighbour="atan", domain=(-1.0, 1.0), coarse=0.02),
     # sigmoids
     _row("tanh", 1, _float, np.tanh, _lifted(_mp_tanh), "math.tanh",
          _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid", coarse=0.027),
