@@ -10,6 +10,7 @@ Takes `codegen.primitives.TABLE`, specs and generated files, rewrites what stand
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -110,6 +111,23 @@ def ops() -> str:
     return "\n\n".join(parts)
 
 
+def accuracy() -> str:
+    """The measured errors of the runtime's functions, by form: a GPU's and the interpreter's."""
+    runs = json.loads((ROOT / "docs" / "accuracy.json").read_text(encoding="utf-8"))
+    forms = ("f32", "f64", "half")
+    machines = [f"{run['machine']}, torch {run['torch']}, triton {run['triton']}" for run in runs]
+    lines = [f"{'; '.join(machines)}.", "", f"| Function | {' | '.join(forms)} | Bound of half |", "|---" * 5 + "|"]
+    found = [{(r["primitive"], r["form"]): r for r in run["rows"]} for run in runs]
+    for name in dict.fromkeys(r["primitive"] for r in runs[0]["rows"]):
+        cells = []
+        for form in forms:
+            errors = [rows[name, form]["max_ulp"] for rows in found if (name, form) in rows]
+            cells.append(" / ".join(f"{e:.3f}" if form == "half" else f"{e:.2f}" for e in errors) or "-")
+        half = found[0].get((name, "half"))
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {half['bound'] if half else '-'} |")
+    return "\n".join(lines)
+
+
 def _op(op: OpSpec) -> str:
     verdict = typed(op, Report())
     plan = schedule(verdict, Report())
@@ -149,6 +167,7 @@ def _edges(verdict: Verdict) -> list[str]:
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/spec.md": (primitives,),
     "docs/ops.md": (ops,),
+    "docs/accuracy.md": (accuracy,),
     "README.md": (wrong, refused, spec, kernel),
 }
 
