@@ -17,7 +17,15 @@ from codegen.loader import load_text
 from codegen.verify import verify_op
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/README.md", "docs/ops.md", "docs/accuracy.md", "docs/architecture.md", "docs/spec.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/README.md",
+    "docs/ops.md",
+    "docs/accuracy.md",
+    "docs/architecture.md",
+    "docs/spec.md",
+)
 
 
 def _page(name: str) -> str:

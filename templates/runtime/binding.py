@@ -190,24 +190,26 @@ def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -
         launch.kernel.function[launch.grid](*arguments, num_warps=launch.warps, enable_fp_fusion=_FUSION)
 
 
-def _planned(plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:
+def _planned(op: RuntimeOp, plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:
     """The plan, with dense copies of the operands where their dims do not merge into what a kernel takes."""
     try:
         return plan(_metas(given, lib)), given
     except TooManyDims:
-        dense = _dense(given, lib)
+        dense = _dense(op, given, lib)
         return plan(_metas(dense, lib)), dense
 
 
-def _dense(given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
-    """Tensors of many dims, stretched and copied to one dense layout."""
-    shape = lib.torch.broadcast_shapes(*(v.shape for v in given.values() if isinstance(v, lib.torch.Tensor)))
-    many = {n for n, v in given.items() if isinstance(v, lib.torch.Tensor) and v.dim() >= RANK}
-    return {n: v.expand(shape).contiguous() if n in many else v for n, v in given.items()}
+def _dense(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
+    """Tensors of many dims copied to one dense layout; those that NumPy's rules stretch are stretched first."""
+    declared = {t.name: t.dims for t in (*op.tensors, *op.outputs)} | {f"d{t.name}": t.dims for t in op.outputs}
+    many = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor) and v.dim() >= RANK}
+    free = {n for n, v in given.items() if isinstance(v, lib.torch.Tensor) and declared[n] == "..."}
+    shape = lib.torch.broadcast_shapes(*(given[n].shape for n in free))
+    return {**given, **{n: (v.expand(shape) if n in free else v).contiguous() for n, v in many.items()}}
 
 
 def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> tuple[torch.Tensor, ...]:
-    plan, given = _planned(op.plan_forward, given, lib)
+    plan, given = _planned(op, op.plan_forward, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     outputs = _allocate(plan.outputs, device, lib)
     if plan.launches:
@@ -233,7 +235,7 @@ def _backward(
     try:
         plan = op.plan_backward(metas, needed, processors)
     except TooManyDims:
-        given = _dense(given, lib)
+        given = _dense(op, given, lib)
         plan = op.plan_backward({**metas, **_metas(_tensors(given, lib), lib)}, needed, processors)
     grads = _allocate(plan.outputs, device, lib)
     for name in plan.zeros:

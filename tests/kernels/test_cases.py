@@ -24,6 +24,7 @@ from codegen.diagnostics import Report  # noqa: E402
 from codegen.loader import load  # noqa: E402
 from codegen.spec import OpSpec  # noqa: E402
 from generated.runtime import binding  # noqa: E402
+from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH, Case  # noqa: E402
 from generated.runtime.views import FLOATS, dense_strides  # noqa: E402
@@ -108,17 +109,7 @@ def present(*names: str) -> list[str]:
 
 
 UNARY = [n for n in OPS if floating(n) and len(tensors(n)) == 1 and tensors(n)[0].dims == "..."]
-PAIRS = [
-    n
-    for n in OPS
-    if floating(n) and len(tensors(n)) == 2 and stretching(n) and all("f32" in t.dtypes for t in tensors(n))
-]
-LEADING = [
-    n
-    for n in OPS
-    if all("..." in t.dims or t.dims == "" for t in tensors(n)) and not any(t.dims[:1].isalpha() for t in tensors(n))
-]
-"""Ops whose tensors may all have one more leading dim."""
+PAIRS = [n for n in OPS if len(tensors(n)) == 2 and stretching(n) and all("f32" in t.dtypes for t in tensors(n))]
 STRETCHING = [n for n in OPS if stretching(n)]
 GRADIENTS = [n for n in OPS if op_class(n).gradients]
 FLOATING = [n for n in OPS if floating(n)]
@@ -129,13 +120,10 @@ def tensor(values: Any, dtype: str = "f32") -> Any:
 
 
 def filled(name: str, shapes: list[tuple[int, ...]], dtype: str = "f32", seed: int = 0) -> dict[str, Any]:
-    """Random arguments by the spec's names, each of its own shape, within the domains."""
+    """Random arguments by the spec's names, each of its own shape, within the domains; `...` has the shape."""
     one = case(name)
-    plain = all(t.dims in ("...", "") or "(" in t.dims for t in tensors(name))  # no axis has an extent of its own
-    declared = [
-        () if t.dims == "" else s if plain else one._shape(t, s) for t, s in zip(tensors(name), itertools.cycle(shapes))
-    ]
-    return {t.name: one._values(t, s, dtype, seed + k) for k, (t, s) in enumerate(zip(tensors(name), declared))}
+    whole = [one._shape(t, s) for t, s in zip(tensors(name), itertools.cycle(shapes))]
+    return {t.name: one._values(t, s, dtype, seed + k) for k, (t, s) in enumerate(zip(tensors(name), whole))}
 
 
 def differentiate(name: str, given: dict[str, Any], attrs: dict[str, Any], dy: Any = None) -> dict[str, Any]:
@@ -193,7 +181,7 @@ def test_values_and_derivatives_far_from_zero(name: str) -> None:
         assert near(high["output 0"], expected, "f32")[expected.isfinite()].all()
         if expected.requires_grad and f"d{tensors(name)[0].name}" in high:
             (grad,) = torch.autograd.grad(expected.sum(), leaf)
-            smooth = grad.isfinite() & expected.isfinite() & (x != 0)  # 0 may be a kink, where conventions differ
+            smooth = expected.isfinite() & grad.isfinite() & (x != 0)  # 0 may be a kink, where conventions differ
             assert near(high[f"d{tensors(name)[0].name}"], grad, "f32")[smooth].all(), (attrs, high, grad)
 
 
@@ -308,10 +296,8 @@ def test_one_rounding_at_the_store(name: str) -> None:
         given = filled(name, [(4, 8) if "(" in tensors(name)[0].dims else (257,)], dtype)
         wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
         for got, want in zip(case(name).call(given, attrs), case(name).call(wide, attrs)):
-            # What cancels is as fine as what it came of: a sixteenth of the largest operand counts as the result's size.
-            operand = torch.stack([v.double().abs().max() for v in given.values()]).max() / 16
-            size = torch.maximum(want.abs(), operand if len(given) > 1 else operand * 0).clamp_min(2.0**-14)
-            ulp = EPS[dtype] * torch.exp2(torch.floor(torch.log2(size)))
+            ulp = EPS[dtype] * torch.exp2(torch.floor(torch.log2(want.abs().clamp_min(2.0**-14))))
+            ulp += 16 * EPS["f32"] * max(v.abs().max().item() for v in wide.values() if v.is_floating_point())  # inside
             units = 1.01 if DEVICE == "cpu" and dtype == "bf16" else 0.75  # the interpreter cuts bf16 off
             assert ((got.double() - want).abs() <= units * ulp)[want.isfinite()].all(), attrs
 
@@ -324,11 +310,11 @@ def test_half_types_at_values_whose_powers_overflow(name: str, dtype: str) -> No
     for attrs in choices(name):
         given = {}
         for k, t in enumerate(tensors(name)):
-            shape = case(name)._shape(t, (4, 8))
+            shape = case(name)._shape(t, (4, 8) if t.dims == "..." else (8,))
             if t.dtype in ("bool", "int") or math.prod(shape) == 1:
                 given[t.name] = case(name)._values(t, shape, dtype, k)
                 continue
-            rolled = (values[k:] + values[:k]) * 64
+            rolled = (values[k:] + values[:k]) * 32
             low, high = case(name).domains.get(t.name, (-INF, INF))
             given[t.name] = tensor(rolled, dtype)[: math.prod(shape)].reshape(shape).clamp(low, high)
         wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
@@ -374,39 +360,27 @@ def test_bf16_is_computed_on_values() -> None:
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_cotangent_of_stride_zero(name: str) -> None:
     """C043: what `sum().backward()` gives, and rows or columns that are repeated, equal their dense copies."""
-    shape = (2, 3, 8)
-    given = filled(name, [shape])
-    outputs = case(name).call(given, attrs_of(name))
-    whole = outputs[0].shape
-    views = [
-        torch.ones((), device=DEVICE),
-        torch.randn(whole[-1], device=DEVICE),
-        torch.randn(whole[0], *(1 for _ in whole[1:]), device=DEVICE),
-    ]
-    for view in views:
-        stretched = differentiate(name, given, attrs_of(name), view.expand(whole))
-        same(stretched, differentiate(name, given, attrs_of(name), view.expand(whole).contiguous()))
-    leaves = {n: v.detach().requires_grad_(f"d{n}" in stretched) for n, v in given.items()}
-    sum(y.sum() for y in case(name).call(leaves, attrs_of(name))).backward()
-    plain = differentiate(name, given, attrs_of(name))
-    same({n: leaves[n[1:]].grad for n in plain if n[0] == "d"}, {n: v for n, v in plain.items() if n[0] == "d"})
+    given, attrs = filled(name, [(2, 3, 8)]), attrs_of(name)
+    whole = case(name).call(given, attrs)[0].shape
+    row, column = torch.randn(whole[-1], device=DEVICE), torch.randn(whole[-2], 1, device=DEVICE)
+    for view in (torch.full((), 1.5, device=DEVICE), row, column):
+        stretched, dense = view.expand(whole), view.expand(whole).contiguous()
+        same(differentiate(name, given, attrs, stretched), differentiate(name, given, attrs, dense))
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_operands_of_stride_zero_and_crossed_memory(name: str) -> None:
     """C047, C053: transposed, repeated and every-second operands give what dense ones give, in the tensor returned."""
-    dtype = "f32" if takes(name, "f32") else case(name).usual
-    given = filled(name, [(4, 6)], dtype)
+    given = filled(name, [(4, 6)], "f32" if takes(name, "f32") else case(name).usual)
     views: list[Callable[[Any], Any]] = [
-        lambda v: v.t().contiguous().t(),
+        lambda v: v.mT.contiguous().mT,
         lambda v: torch.stack([v, v], -1)[..., 1],
-        lambda v: v[:, :1].expand(v.shape),
+        lambda v: v[..., :1].expand(v.shape),
         lambda v: v[:1].expand(v.shape),
     ]
-    for view, target in itertools.product(views, given):
-        if given[target].dim() != 2:
-            continue
-        laid = {**given, target: view(given[target])}
+    for turn in range(len(views)):  # each operand in each layout, beside others in other layouts
+        order = itertools.cycle(views[turn:] + views[:turn])
+        laid = {n: view(v) if v.dim() > 1 else v for view, (n, v) in zip(order, given.items())}
         dense = {n: v.clone(memory_format=torch.contiguous_format) for n, v in laid.items()}
         same(differentiate(name, laid, attrs_of(name)), differentiate(name, dense, attrs_of(name)))
 
@@ -419,16 +393,17 @@ def test_each_gradient_goes_to_its_own_argument(name: str) -> None:
     leaves = {n: v.detach().requires_grad_(f"d{n}" in found) for n, v in given.items()}
     expected = reference(name, leaves, attrs_of(name))
     names = [n for n in given if f"d{n}" in found]
-    if "NotImplemented" in type(expected.grad_fn).__name__:
-        return  # torch has no derivative
-    for n, grad in zip(names, torch.autograd.grad(expected.sum(), [leaves[n] for n in names])):
+    try:
+        grads = torch.autograd.grad(expected.sum(), [leaves[n] for n in names])
+    except RuntimeError as error:  # torch has no derivative where ours is 0
+        assert "is not implemented" in str(error)
+        return
+    for n, grad in zip(names, grads):
         assert near(found[f"d{n}"], grad, "f64", 256)[grad.isfinite()].all(), n
 
 
 BROADCASTS = [
-    [(3, 1), (1, 4)], [(2, 1, 3, 4), (2, 1, 3, 1)], [(2, 3, 4), (4,)], [(4,), (3, 4)], [(), (5,)], [(5,), ()],
-    [(3,), (4, 3)],
-    [(1,), (1, 1)], [(2, 1, 3), (1, 4, 1)],
+    [(3, 1), (1, 4)], [(2, 1, 3, 4), (2, 1, 3, 1)], [(), (5,)], [(4,), (2, 3, 4)],
 ]  # fmt: skip
 
 
@@ -480,15 +455,11 @@ def test_the_same_tensor_twice(name: str) -> None:
 def test_empty_tensors(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """C054: forward and backward give empty tensors, and nothing is launched on a grid of 0 programs."""
     monkeypatch.setattr(binding, "_run", lambda *_: pytest.fail("a launch over nothing"))
-    one, dtype = case(name), "f32" if takes(name, "f32") else case(name).usual
-    given = {
-        t.name: one._values(t, one._shape(t, shape if t.dims != "" else ()), dtype, k)
-        for k, t in enumerate(tensors(name))
-    }
+    given = filled(name, [shape], "f32" if takes(name, "f32") else case(name).usual)
     found = differentiate(name, given, attrs_of(name))
     for n in given:
         if f"d{n}" in found:
-            assert found[f"d{n}"].shape == given[n].shape and not found[f"d{n}"].any()
+            assert found[f"d{n}"].shape == given[n].shape and not found[f"d{n}"].any(), n
     assert all(0 in v.shape for key, v in found.items() if key.startswith("output"))
 
 
@@ -521,7 +492,7 @@ MIXED = [("f16", "bf16"), ("bf16", "f32"), ("f32", "f64"), ("f16", "f16"), ("i32
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in STRETCHING if len(op_class(n).inputs) == len(tensors(n)) == 2 and specs()[n].reference]
+    "name", [n for n in STRETCHING if len(tensors(n)) == len(op_class(n).inputs) == 2 and specs()[n].reference]
 )
 @pytest.mark.parametrize(("left", "right"), MIXED)
 def test_promotion_of_every_op_is_torchs(name: str, left: str, right: str) -> None:
@@ -572,30 +543,20 @@ def test_parameters_keep_their_own_dtype(name: str) -> None:
         assert near(found[f"d{n}"], exact[f"d{n}"], "f32", 64 if DEVICE == "cpu" else 256).all()
 
 
-@pytest.mark.parametrize("name", LEADING)
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1), (1, 7), (1, 1, 3)], ids=str)
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("shape", [(), (1, 1), (5, 1), (1, 7)], ids=str)
 def test_extents_and_strides_of_one(name: str, shape: tuple[int, ...]) -> None:
-    """C064: an integer argument that equals 1 becomes a constant in Triton; extents and strides of 1 must not
-    differ.
-    """
-    one, dtype = case(name), "f32" if takes(name, "f32") else case(name).usual
-    if any(t.dims not in ("...", "") for t in tensors(name)):
-        shape = (*shape, 1)
-    given = {
-        t.name: one._values(t, one._shape(t, shape if t.dims != "" else ()), dtype, k)
-        for k, t in enumerate(tensors(name))
-    }
-    many = {
-        n: v.expand(2, *v.shape).contiguous() if t.dims != "" else v for t, (n, v) in zip(tensors(name), given.items())
-    }
-    (y, *_), (again, *_) = one.call(given, attrs_of(name)), one.call(many, attrs_of(name))
-    assert y.shape == again.shape[1:] and torch.equal(again[0].nan_to_num(7.0), y.nan_to_num(7.0))
-    if op_class(name).gradients:
-        ours = differentiate(name, given, attrs_of(name))
-        wide = differentiate(name, many, attrs_of(name))
-        for t in tensors(name):
-            if f"d{t.name}" in ours and t.dims != "":
-                assert near(ours[f"d{t.name}"], wide[f"d{t.name}"][0], "f32").all()
+    """C064: an integer argument that equals 1 becomes a constant in Triton: extents and strides of 1 too."""
+    given = filled(name, [shape], "f32" if takes(name, "f32") else case(name).usual)
+    packed = {t.name for t in tensors(name) if "..." in t.dims}
+    front = {t.name: next((k for k, d in enumerate(parse_dims(t.dims)) if d.pack), 0) for t in tensors(name)}
+    many = {n: torch.stack([v, v], front[n]) if n in packed else v for n, v in given.items()}
+    ours, wide = (differentiate(name, values, attrs_of(name)) for values in (given, many))
+    for key in ours:
+        name_of = key.removeprefix("d") if key.startswith("d") else tensors(name)[0].name
+        if name_of in packed:
+            first = wide[key].select(front[name_of], 0)
+            assert first.shape == ours[key].shape and near(first, ours[key], "f32").all(), key
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if any(k in ("float", "float?") for k in op_class(n).kinds.values())])
@@ -790,8 +751,8 @@ def test_nothing_that_autograd_holds_is_written(name: str) -> None:
 def test_outputs_are_memory_of_their_own(name: str) -> None:
     """C087: no output is an input, a view of one, or another output, whatever the layout; gradients likewise."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
-    for view in (lambda v: v, lambda v: v.t(), lambda v: v[:, :1].expand(v.shape)):
-        given = {n: view(v) if v.dim() == 2 else v for n, v in filled(name, [(6, 6)], dtype).items()}
+    for view in (lambda v: v, lambda v: v.mT, lambda v: v[:, :1].expand(v.shape)):
+        given = {n: view(v) if v.dim() > 1 else v for n, v in filled(name, [(6, 6)], dtype).items()}
         found = differentiate(name, given, attrs_of(name))
         own = [v.untyped_storage().data_ptr() for k, v in found.items() if k.startswith("output")]
         assert not set(own) & {v.untyped_storage().data_ptr() for v in given.values()} and len(set(own)) == len(own)
@@ -802,7 +763,7 @@ def test_planned_strides_are_real_strides(name: str) -> None:
     """C087: what a plan says of an output, without any memory, is what a call returns."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
     for view in (lambda v: v, lambda v: v.mT, lambda v: v.movedim(0, -1), lambda v: v[:, :1].expand(v.shape)):
-        given = {n: view(v) if v.dim() == 3 else v for n, v in filled(name, [(2, 6, 6)], dtype).items()}
+        given = {n: view(v) if v.dim() > 2 else v for n, v in filled(name, [(2, 6, 6)], dtype).items()}
         if any(t.dims not in ("...", "") for t in tensors(name)) and any(v.shape[-1] % 2 for v in given.values()):
             continue
         words = {torch_dtype: word for word, torch_dtype in TORCH.items()}
@@ -906,7 +867,7 @@ def test_vmap_is_refused_and_grad_works(name: str) -> None:
     """C085: torch.func.vmap gets an error that names the op; torch.func.grad gives the gradient."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
     given = filled(name, [(2, 6)], dtype)
-    mapped = [n for n, v in given.items() if v.dim() >= 2]
+    mapped = [n for n, v in given.items() if v.dim() > 1]
 
     def call(*values: Any) -> Any:
         return case(name).call({**given, **dict(zip(mapped, values))}, attrs_of(name))[0]
@@ -1088,7 +1049,7 @@ def test_a_plan_is_made_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_element_of_a_result_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C041, C094: into buffers full of NaN the results are the same, and the same bits in every run."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
-    for shapes in [[(7, 30)], *([[(700, 6), (6,)]] if stretching(name) else [])]:
+    for shapes in ([(300, 6), (6,)],) if stretching(name) else ([(7, 30)],):
         given = filled(name, shapes, dtype)
         plain = differentiate(name, given, attrs_of(name))
         monkeypatch.setenv("PULLBACK_DEBUG", "1")
@@ -1104,3 +1065,19 @@ def test_no_kernel_is_tuned_by_running_it() -> None:
     for path in sorted(Path(generated.__file__).parent.rglob("*.py")):
         if path.name != "testing.py":
             assert "autotune" not in path.read_text() and "atomic" not in path.read_text(), path
+
+
+SCATTERED = [n for n in GRADIENTS if len(tensors(n)) > 1 or tensors(n)[0].dims != "..."]
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_more_dims_than_a_kernel_takes(name: str) -> None:
+    """C046, C053: operands and cotangents of five and six dims that do not merge, named axes beside them or not."""
+    given = filled(name, [(2, 3, 2, 2, 3, 2)])
+    laid = {
+        n: v.movedim(-1, 0).contiguous().movedim(0, -1).mT.contiguous().mT if v.dim() > 4 else v
+        for n, v in given.items()
+    }
+    y = case(name).call(given, attrs_of(name))[0]
+    wide = torch.stack([torch.randn(y.shape, device=DEVICE)] * 2, 2).movedim(0, -1).contiguous().movedim(-1, 0)[:, :, 0]
+    same(*(differentiate(name, v, attrs_of(name), dy) for v, dy in ((laid, wide), (given, wide.contiguous()))))
