@@ -561,7 +561,7 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 10 bits more than the result."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result."""
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
