@@ -152,8 +152,8 @@ TABLE = (
     Fit("erfcx_by_slope", "t", "(1 + 2 a) exp(a * a) erfc(a) - 1 in t = (a - 4) / (a + 4), for 0 <= a <= 28",
         lambda t: (1 + 2 * (4 * (1 + t) / (1 - t))) * erfcx(4 * (1 + t) / (1 - t)) - 1, -1, mpf("0.75"),
         {"f64": 24}, lambda t: mpf(1)),
-    Fit("erfcx_by_rcp", "t", "(1 + a) exp(a * a) erfc(a) in t = 1 / (1 + a) - 1/2, for 0 <= a <= 10.1",
-        lambda t: erfcx(1 / (t + 0.5) - 1) / (t + 0.5), 1 / mpf("11.1") - 0.5, mpf("0.5"), {"f32": 11}),
+    Fit("erfcx_by_rcp", "t", "2**-64 (1 + a) exp(a * a) erfc(a) in t = 1 / (1 + a) - 1/2, for 0 <= a <= 10.1",
+        lambda t: erfcx(1 / (t + 0.5) - 1) / (t + 0.5) * mpf(2) ** -64, 1 / mpf("11.1") - 0.5, mpf("0.5"), {"f32": 11}),
 )  # fmt: skip
 
 

@@ -103,12 +103,12 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
 
 @triton.jit
 def exp_fall(x, low):
-    """`exp_sum` of f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n, so one factor holds it."""
+    """2**64 * exp(x + low) in f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n: one factor holds it."""
     t = x * 1.4426950408889634 + 12583103.0  # 1.5 * 2**23 + 127 + 64
     n = t - 12583103.0
     r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
     factor = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-    return polynomials.exp_near(r) * factor * 5.421010862427522e-20
+    return polynomials.exp_near(r) * factor
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def exp_less(a, HALF: tl.constexpr = False):
     elif HALF:
         return exp2_short(a * -1.4426950408889634)
     else:
-        return exp_fall(-minimum(a, 104.0), 0.0)
+        return exp_fall(-minimum(a, 104.0), 0.0) * 5.421010862427522e-20
 
 
 @triton.jit
@@ -561,7 +561,7 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 10 bits more than the result."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result."""
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
