@@ -46,7 +46,7 @@ UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan "
     "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus"
 ).split()
-BINARY = ("atan2", "pow", "hypot", "fmod", "mod")
+BINARY = ("atan2", "pow", "hypot", "fmod", "mod", "floordiv")
 PRIMITIVES = (*UNARY, *BINARY)
 
 

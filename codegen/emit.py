@@ -111,7 +111,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     requires = _requires(plan)
     return {
         "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
-        "helpers": sorted(helpers), "uses_math": "math." in host + " ".join(t for t, _ in requires),
+        "helpers": sorted(helpers), "uses_host": "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)]),
         "summed": [f"d{n}" for n in plan.summed],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
@@ -214,7 +214,8 @@ def _signature(op: OpSpec) -> list[str]:
     for name in op.signature:
         if name in tensors:
             decl = tensors[name]
-            kind = "torch.Tensor" + (" | float" if decl.scalar else "") + (" | None" if decl.optional else "")
+            number = " | int" if decl.dtype in ("int", "integral", *INTS) else " | float"
+            kind = "torch.Tensor" + (number if decl.scalar else "") + (" | None" if decl.optional else "")
             default = "None" if decl.optional else None
             word = f"{decl.arg or name}: {kind}"
         else:
@@ -226,6 +227,18 @@ def _signature(op: OpSpec) -> list[str]:
         defaulted = defaulted or default is not None
         out.append(word if default is None else f"{word} = {default}")
     return out
+
+
+def _meaning(op: OpSpec, attr: AttrDecl) -> str:
+    """What an attr is, and the interval in which it was verified."""
+    if attr.type == "enum":
+        return "one of " + ", ".join(attr.enum)
+    if attr.axis:
+        return "the position of the axis"
+    words = {"bool": "True or False", "int": "a whole number"}.get(attr.type, "a number")
+    words += ", or None" if attr.optional else ""
+    domain = next((d for d in op.domain if d.name == attr.name), None)
+    return words if domain is None else f"{words}, verified in [{domain.low:g}, {domain.high:g}]"
 
 
 _DTYPES = {
@@ -250,9 +263,7 @@ def _docstring(plan: OpPlan) -> str:
             lines.append(f"    {decl.arg or name}: {', '.join(words)}.")
         else:
             attr = op.attr(name)
-            lines.append(
-                f"    {attr.public}: {'one of ' + ', '.join(attr.enum) if attr.type == 'enum' else 'the position of the axis' if attr.axis else 'a number' if attr.type != 'bool' else 'a flag'}."
-            )
+            lines.append(f"    {attr.public}: {_meaning(op, attr)}.")
     shapes = ", ".join(f"[{_dims(o)}]" for o in op.outputs)
     dtype = op.outputs[0].dtype if op.outputs[0].dtype in ("bool", *INTS) else "in the promoted dtype of the inputs"
     lines += [

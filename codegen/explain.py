@@ -13,6 +13,7 @@ from codegen.lower import lower
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rewrite import tidy
+from codegen.safety import check_safety
 from codegen.schedule import OpPlan, bytes_per_element, flops, schedule
 from codegen.spec import OpSpec
 from codegen.verify import Verdict, verify_op
@@ -50,7 +51,7 @@ def explain(op: OpSpec, report: Report) -> str:
     if graph.gradients:
         parts.append(_section("Declared gradient", pretty(graph.let, graph.gradients, graph.bindings)))
         parts.append(_section("Derived gradient", _derived(graph)))
-    parts += [_verdict(verdict), _residuals(verdict), _plan(verdict, report)]
+    parts += [_verdict(verdict), _safety(verdict), _residuals(verdict), _plan(verdict, report)]
     return "\n\n".join(p for p in parts if p)
 
 
@@ -93,6 +94,14 @@ def _verdict(verdict: Verdict) -> str:
             lines.append(f"{label}{one.points} elements against the derived form, largest relative difference {one.worst:.1e}; "
                          f"{one.numeric} against {one.method}")  # fmt: skip
     return _section("Verdict: declared and derived gradient agree", "\n".join([*lines, *verdict.notes]))
+
+
+def _safety(verdict: Verdict) -> str:
+    """What overflows in float32 although the true value is fine; nothing is generated while it does."""
+    found = Report()
+    for one in verdict.checked:
+        check_safety(verdict.op, one.variant, one.graph, found)
+    return _section("Float32", found.render()) if found.found else ""
 
 
 def _residuals(verdict: Verdict) -> str:

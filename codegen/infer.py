@@ -302,7 +302,7 @@ class _Inference:
             except Fault as fault:
                 if not fault.absent:
                     self.report.error(fault.span, fault.code, fault.text, fault.hint)
-                self.scope[binding.name] = _Poisoned(fault if fault.absent else None)
+                self.scope[binding.name] = _Poisoned(fault if fault.absent and fault.code else None)
             self.usage.reads.setdefault(binding.name, set()).update(self.reading)
         return out
 
@@ -377,7 +377,13 @@ class _Inference:
 
     def _backward(self) -> tuple[list[Bound], list[Target]]:
         backward = self.op.backward
-        if backward is None or not backward.differentiable or self.variant.get(NUMBER_KIND, "float") != "float":
+        roles = {t.role for t in self.tensors.values() if t.differentiable or t.role == "cotangent"}
+        if (
+            backward is None
+            or not backward.differentiable
+            or not roles & {"input", "param"}
+            or "cotangent" not in roles
+        ):
             return [], []
         self._add_cotangents()
         self._add_residuals(backward)
@@ -599,9 +605,9 @@ class _Inference:
         for expr in exprs:
             name = PACK if isinstance(expr, Dots) else expr.id if isinstance(expr, Name) else None
             if name is None:
-                raise Fault(
-                    expr.span, "not-an-axis", f"`{call.func}` wants axes here", "name them: `sum(x, N)`, `sum(x, ...)`"
-                )
+                other = {"max": "of two values: `maximum(a, b)`", "min": "of two values: `minimum(a, b)`"}
+                raise Fault(expr.span, "not-an-axis", f"`{call.func}` wants axes here",
+                            other.get(call.func, "name them: `sum(x, N)`, `sum(x, ...)`"))  # fmt: skip
             if name not in self.builder.axes:
                 hint = nearest(name, self.builder.axes) or f"the op's axes: {', '.join(self.builder.axes)}"
                 raise Fault(expr.span, "unknown-axis", f"`{name}` is not an axis of this op", hint)

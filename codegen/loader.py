@@ -82,7 +82,7 @@ _MISPLACED = {
 _FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
 _MODULES = (
     "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "largest", "tl", "triton", "torch",
-    "math", "annotations", "importlib", "pkgutil", "pytest", "reference",
+    "math", "host", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
 _CLASSES = ("Kernel", "PointwiseOp", "Tensor", "Case", "Path", "Any")
 
@@ -953,7 +953,8 @@ class _OpReader:
             if value.text == "not_differentiable":
                 return Backward(False, (), (), None, value.span)
             self.fault(value.span, "bad-backward", "`backward` is a map of formulas, or `not_differentiable`",
-                       nearest(value.text, ("not_differentiable",)))  # fmt: skip
+                       f"a tensor each: `backward: {{x: {value.text}}}`" if value.text in ("auto", "zero")
+                       else nearest(value.text, ("not_differentiable",)))  # fmt: skip
             return None
         if not isinstance(value, Mapping):
             self.fault(value.span, "bad-backward", "`backward` is a map of formulas, or `not_differentiable`")

@@ -24,7 +24,6 @@ from codegen.diagnostics import Report
 from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, spell, walk
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
-from codegen.spec import OpSpec
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
@@ -41,6 +40,7 @@ _RESERVED = (
 )
 
 
+_ROUNDING = ("floor", "ceil", "round", "trunc", "floordiv", "mod", "fmod", "lt", "le", "gt", "ge", "eq", "ne")
 _KIND_TESTS = {
     "float": "COMPUTE.is_floating()",
     "int": "COMPUTE.is_int() and COMPUTE != tl.int1",
@@ -153,7 +153,8 @@ class _Printer:
         if node.serial in self.names:
             return self.names[node.serial], ATOM
         if node.host and node.op != "const":
-            return self.owner.scalar(node, self.used), ATOM
+            name = self.owner.scalar(node, self.used)
+            return (f"({name} != 0)" if node.kind == "bool" else name), ATOM
         if node.op == "const":
             return self._constant(node, False), SIGN if node.params[0] < 0 else ATOM
         if node.op in ("replace",):
@@ -242,7 +243,9 @@ class _Printer:
 
     def _cast(self, node: Node) -> str:
         inner, level = self._print(node.args[0])
-        target = {"float": "COMPUTE", "int": "tl.int32", "bool": "tl.int1"}[node.params[0]]
+        if node.args[0].kind == node.params[0]:
+            return inner if level >= ATOM else f"({inner})"
+        target = {"float": "COMPUTE", "int": "tl.int64", "bool": "tl.int1"}[node.params[0]]
         return f"{inner if level >= ATOM else f'({inner})'}.to({target})"
 
 
@@ -262,6 +265,10 @@ class _Lowering:
         self.names = self._named()
         self.hosted: dict[str, str] = {}
         self.choices: dict[str, str] = {}
+        let = plan.op.backward.let if plan.op.backward is not None else ()
+        self.order = {b.name: place for place, b in enumerate((*plan.op.forward, *let))}
+        self.questions: dict[str, str] = {}
+        """The atom that each name of a choice asks for."""
         self.imports: dict[str, None] = {}
         self.rounded: set[int] = set()
         self.present: tuple[str, ...] = ()
@@ -338,8 +345,18 @@ class _Lowering:
             case "enum" | "flag":
                 return self.names[atom.name], f'self.attrs["{atom.name}"]'
             case "attr":
-                return f"HAS_{atom.name.upper()}", f'self.attrs["{atom.name}"] is not None'
-        return condition_name(atom.key), python_condition(atom.key, self.op)
+                return self._unique(f"HAS_{atom.name.upper()}", atom), f'self.attrs["{atom.name}"] is not None'
+        asked = [a for a in self.atoms if a.kind == "condition"]
+        node = self.plan.graphs[0][1].conditions[asked.index(atom)][0]
+        return self._unique(condition_name(atom.key), atom), python(node)
+
+    def _unique(self, name: str, atom: Atom) -> str:
+        """The name of a choice: another one where two questions would be spelled alike."""
+        found = next((n for n, key in self.questions.items() if key == atom.key), None)
+        if found is None:
+            found = _unlike(name, self.questions)
+            self.questions[found] = atom.key
+        return found
 
     # -------------------------------------------------------------------------------- merging variants
 
@@ -354,6 +371,7 @@ class _Lowering:
                 else:
                     keys.insert(place, item.key)
                     place += 1
+        keys.sort(key=self._place)
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
         _share_stores(texts, self.names)
         universe = list(per_variant)
@@ -368,6 +386,12 @@ class _Lowering:
         for parts, members in blocks:
             out += self._block(universe, parts, members, texts, used)
         return out
+
+    def _place(self, key: tuple[str, ...]) -> tuple[int, int]:
+        """Loads come first, then the statements in the spec's order, then what is stored: what is read is set before."""
+        if key[0] != "let":
+            return (0 if key[0] in ("load", "part") else 2), 0
+        return 1, self.order[key[1]]
 
     @staticmethod
     def _partition(
@@ -503,7 +527,7 @@ class _Lowering:
         """Quotients that are floored, rounded or compared must be IEEE's."""
         for _, graph in self.plan.graphs:
             for node in walk(graph.roots()):
-                if node.op in ("floor", "ceil", "round", "trunc", "lt", "le", "gt", "ge", "eq", "ne"):
+                if node.op in _ROUNDING or (node.op == "cast" and node.params[0] == "int"):
                     self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
 
     def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
@@ -534,7 +558,9 @@ class _Lowering:
             return out
 
         used, body = self._merged(self.plan.graphs, self.plan.exacting[0], items)
-        params = self._read_params(self.plan.forward_reads) + self._write_params([o.name for o in self.op.outputs], ())
+        asked = [f"{n}_ptr" for n in used.asked if n not in self.plan.forward_reads]
+        params = self._read_params(self.plan.forward_reads) + asked
+        params += self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
     def _stores(self, graph: Graph, printer: _Printer, name: str, node: Node | None) -> list[str]:
@@ -730,16 +756,9 @@ def _loaded(address: str, kind: str, dtype: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- host expressions
 
-_PYTHON: dict[str, str] = {"exp": "math.exp", "log": "math.log", "sqrt": "math.sqrt", "floor": "math.floor", "ceil": "math.ceil", "tanh": "math.tanh",
-                           "sin": "math.sin", "cos": "math.cos", "erf": "math.erf", "erfc": "math.erfc", "abs": "abs", "maximum": "max",
-                           "minimum": "min", "round": "round", "log2": "math.log2", "log1p": "math.log1p", "expm1": "math.expm1",
-                           "log10": "math.log10", "tan": "math.tan", "asin": "math.asin", "acos": "math.acos", "atan": "math.atan",
-                           "atan2": "math.atan2", "sinh": "math.sinh", "cosh": "math.cosh", "asinh": "math.asinh",
-                           "acosh": "math.acosh", "atanh": "math.atanh", "hypot": "math.hypot", "fmod": "math.fmod"}  # fmt: skip
-
 
 def python(node: Node) -> str:
-    """A host value as Python over `self.attrs`."""
+    """A host value as Python over `self.attrs`: a function of `runtime/host.py` a primitive, which has its name."""
     words = [python(a) for a in node.args]
     if node.op == "const":
         value = node.params[0]
@@ -747,19 +766,20 @@ def python(node: Node) -> str:
     if node.op == "attr":
         item = "" if node.params[2] is None else f"[{node.params[2]}]"
         return f'self.attrs["{node.params[0]}"]{item}'
-    if node.op in INFIX:
+    if node.op in INFIX and node.op not in _HOSTED:
         return f"({words[0]} {INFIX[node.op][0]} {words[1]})"
-    if node.op == "pow":
-        return f"({words[0]} ** {words[1]})"
     if node.op in ("neg", "not"):
-        return f"({'-' if node.op == 'neg' else 'not '}{words[0]})"
+        sign = "-" if node.op == "neg" else "not " if node.kind == "bool" else "~"
+        return f"({sign}{words[0]})"
     if node.op == "where":
         return f"({words[1]} if {words[0]} else {words[2]})"
     if node.op == "cast":
-        return f"{node.params[0]}({words[0]})"
-    if node.op == "rsqrt":
-        return f"(1 / math.sqrt({words[0]}))"
-    return f"{_PYTHON[node.op]}({', '.join(words)})"
+        return f"{'host.whole' if node.params[0] == 'int' else node.params[0]}({words[0]})"
+    return f"host.{'abs_' if node.op == 'abs' else node.op}({', '.join(words)})"
+
+
+_HOSTED = ("div", "floordiv", "mod", "shl", "shr")
+"""Infix operations whose Python would raise."""
 
 
 _WORDS = {"==": "IS", "!=": "IS_NOT", "<=": "AT_MOST", ">=": "AT_LEAST", "<": "BELOW", ">": "ABOVE", "+": "PLUS", "-": "MINUS",
@@ -770,13 +790,8 @@ def condition_name(text: str) -> str:
     """A constexpr's name for a condition: `alpha == 1` is ALPHA_IS_1."""
     for sign, word in _WORDS.items():
         text = text.replace(sign, f" {word} " if sign != "." else word)
-    return re.sub(r"\W+", "_", text).strip("_").upper()
-
-
-def python_condition(text: str, op: OpSpec) -> str:
-    """A condition over attrs as Python over `self.attrs`."""
-    names = {a.name for a in op.attrs}
-    return re.sub(r"[A-Za-z_]\w*", lambda m: f'self.attrs["{m[0]}"]' if m[0] in names else m[0], text)
+    name = re.sub(r"\W+", "_", text).strip("_").upper()
+    return f"WHEN_{name}" if name[:1].isdigit() else name
 
 
 __all__ = ["KernelText", "Module", "lower", "natural", "python", "safe"]

@@ -402,10 +402,10 @@ _ROWS = (
     _row("or", 2, _logic, np.bitwise_or, lambda a, b: a or b, "|", listed=False),
     _row("xor", 2, _logic, np.bitwise_xor, lambda a, b: a != b, "^", listed=False),
     _row("not", 1, _logic, np.invert, lambda a: not a, "~", listed=False),
-    _row("shl", 2, _shift, _np_shl, lambda x, n: x * 2**n if n >= 0 else 0, "math.shift_left", listed=False,
+    _row("shl", 2, _shift, _np_shl, lambda x, n: x * 2**n if n >= 0 else 0, "math.shift_left", listed=False, plain=False,
          edges="0 where the shift is negative or not below the width"),
     _row("shr", 2, _shift, _np_shr, lambda x, n: mpmath.floor(x / 2**n) if n >= 0 else (-1 if x < 0 else 0),
-         "math.shift_right", listed=False,
+         "math.shift_right", listed=False, plain=False,
          edges="arithmetic; all sign bits where the shift is negative or not below the width"),
     # steps and signs
     _row("abs", 1, _arith, np.abs, _lifted(abs), "tl.abs",

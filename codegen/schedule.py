@@ -111,7 +111,7 @@ def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: boo
 
 
 def _reads(nodes: Iterable[Node | None]) -> set[str]:
-    return {n.params[0] for n in walk([r for r in nodes if r is not None]) if n.op == "read"}
+    return {n.params[0] for n in walk([r for r in nodes if r is not None]) if n.op in ("read", "largest")}
 
 
 def _sliced(graphs: Iterable[Graph]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, v
         input: [...], f16, bf16, f32 or f64, broadcast by NumPy's rules.
         tensor1: [...], f16, bf16, f32 or f64, broadcast by NumPy's rules.
         tensor2: [...], f16, bf16, f32 or f64, broadcast by NumPy's rules.
-        value: a number.
+        value: a number, verified in [-4, 4].
 
     Returns:
         [...], in the promoted dtype of the inputs.

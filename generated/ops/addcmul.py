@@ -103,7 +103,7 @@ def addcmul(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, v
         input: [...], float or int, broadcast by NumPy's rules.
         tensor1: [...], float or int, broadcast by NumPy's rules.
         tensor2: [...], float or int, broadcast by NumPy's rules.
-        value: a number.
+        value: a number, verified in [-4, 4].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -49,7 +49,7 @@ class BitwiseAnd(PointwiseOp):
     forward = Kernel.of(bitwise_and_forward)
 
 
-def bitwise_and(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+def bitwise_and(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
     """Bits that both elements have; of truth values, whether both hold.
 
     Args:

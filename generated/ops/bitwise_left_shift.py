@@ -43,7 +43,7 @@ class BitwiseLeftShift(PointwiseOp):
     forward = Kernel.of(bitwise_left_shift_forward)
 
 
-def bitwise_left_shift(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+def bitwise_left_shift(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
     """Bits moved up by `other` places; 0 where that is negative or not below the width.
 
     Args:

@@ -49,7 +49,7 @@ class BitwiseOr(PointwiseOp):
     forward = Kernel.of(bitwise_or_forward)
 
 
-def bitwise_or(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+def bitwise_or(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
     """Bits that one of two elements has, or both; of truth values, whether one holds.
 
     Args:

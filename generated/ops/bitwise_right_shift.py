@@ -43,7 +43,7 @@ class BitwiseRightShift(PointwiseOp):
     forward = Kernel.of(bitwise_right_shift_forward)
 
 
-def bitwise_right_shift(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+def bitwise_right_shift(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
     """Bits moved down by `other` places, the sign staying; all sign bits where that is negative or not below the width.
 
     Args:

@@ -49,7 +49,7 @@ class BitwiseXor(PointwiseOp):
     forward = Kernel.of(bitwise_xor_forward)
 
 
-def bitwise_xor(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+def bitwise_xor(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:
     """Bits in which two elements differ; of truth values, whether they differ.
 
     Args:

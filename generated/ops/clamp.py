@@ -85,8 +85,8 @@ def clamp(input: torch.Tensor, min: float | None = None, max: float | None = Non
 
     Args:
         input: [...], float or int.
-        min: a number.
-        max: a number.
+        min: a number, or None.
+        max: a number, or None.
 
     Returns:
         [...], in the promoted dtype of the inputs.

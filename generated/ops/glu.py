@@ -27,8 +27,8 @@ def glu_forward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
-    x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
-    s = sigmoid(x_1, HALF)
+    b = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
+    s = sigmoid(b, HALF)
     y = a * s
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -41,14 +41,14 @@ def glu_backward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x_at = x_ptr + offset(i, sizes, x_strides)
-    x_1 = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
+    b = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    s = sigmoid(x_1, HALF)
+    s = sigmoid(b, HALF)
     y = a * s
     dx_at = dx_ptr + offset(i, sizes, dx_strides)
     tl.store(dx_at, dy * s, mask=mask)
-    tl.store(dx_at + dx_stride_S, dy * (y * (1 - s)), mask=mask)
+    tl.store(dx_at + dx_stride_S, dy * (y * sigmoid(-b, HALF)), mask=mask)
 
 
 class Glu(PointwiseOp):

@@ -57,7 +57,7 @@ def glu_pair_backward(
             tl.store(da_ptr + i, da, mask=mask)
         if da_sum_ptr is not None:
             da_sum += tl.where(mask, da, 0.0)
-        db = dy * (y * (1 - s))
+        db = dy * (y * sigmoid(-b, HALF))
         if db_ptr is not None:
             tl.store(db_ptr + i, db, mask=mask)
         if db_sum_ptr is not None:

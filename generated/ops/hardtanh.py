@@ -67,8 +67,8 @@ def hardtanh(input: torch.Tensor, min_val: float = -1, max_val: float = 1) -> to
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        min_val: a number.
-        max_val: a number.
+        min_val: a number, verified in [-4, 1].
+        max_val: a number, verified in [-1, 4].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -60,7 +60,7 @@ def leaky_relu(input: torch.Tensor, negative_slope: float = 0.01) -> torch.Tenso
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        negative_slope: a number.
+        negative_slope: a number, verified in [-1, 2].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -82,8 +82,8 @@ def nan_to_num(
     Args:
         input: [...], f16, bf16, f32 or f64.
         nan: a number.
-        posinf: a number.
-        neginf: a number.
+        posinf: a number, or None.
+        neginf: a number, or None.
 
     Returns:
         [...], in the promoted dtype of the inputs.

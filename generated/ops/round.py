@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from ..runtime import host
 from ..runtime.binding import call
 from ..runtime.kernels import offset, scalar, tile
 from ..runtime.math import divide
@@ -59,10 +60,14 @@ class Round(PointwiseOp):
     backward = Kernel.of(round_backward)
 
     def scalars(self) -> dict[str, float]:
-        return {**super().scalars(), "c0": (10 ** self.attrs["decimals"]), "c1": (10 ** (-self.attrs["decimals"]))}
+        return {
+            **super().scalars(),
+            "c0": host.pow(10, self.attrs["decimals"]),
+            "c1": host.pow(10, (-self.attrs["decimals"])),
+        }
 
     def choices(self) -> dict[str, object]:
-        return {**super().choices(), "DECIMALS_AT_LEAST_0": self.attrs["decimals"] >= 0}
+        return {**super().choices(), "DECIMALS_AT_LEAST_0": (self.attrs["decimals"] >= 0)}
 
 
 def round(input: torch.Tensor, decimals: int = 0) -> torch.Tensor:
@@ -70,7 +75,7 @@ def round(input: torch.Tensor, decimals: int = 0) -> torch.Tensor:
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        decimals: a number.
+        decimals: a whole number, verified in [-3, 3].
 
     Returns:
         [...], in the promoted dtype of the inputs.

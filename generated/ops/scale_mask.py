@@ -77,8 +77,8 @@ def scale_mask(input: torch.Tensor, mask: torch.Tensor, scale: float = 1, value:
     Args:
         input: [...], f16, bf16, f32 or f64, broadcast by NumPy's rules.
         mask: [...], bool, broadcast by NumPy's rules.
-        scale: a number.
-        value: a number.
+        scale: a number, verified in [-4, 4].
+        value: a number, verified in [-8, 8].
 
     Returns:
         [...], in the promoted dtype of the inputs.

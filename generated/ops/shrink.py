@@ -61,8 +61,8 @@ def shrink(input: torch.Tensor, bias: float = 0, lambd: float = 0.5) -> torch.Te
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        bias: a number.
-        lambd: a number.
+        bias: a number, verified in [-2, 2].
+        lambd: a number, verified in [0, 2].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -65,7 +65,7 @@ def softshrink(input: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        lambd: a number.
+        lambd: a number, verified in [0, 2].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
-from ..runtime.math import clamp
+from ..runtime.kernels import offset, tile
+from ..runtime.math import isinf, sign
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ def softsign_forward(
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    z = clamp(x, scalar(-1e30, COMPUTE), scalar(1e30, COMPUTE))  # inf / inf would be NaN
-    a = 1 + tl.abs(z)
-    y = z / a
+    a = 1 + tl.abs(x)
+    y = tl.where(isinf(x), sign(x), x / a)  # inf / inf would be NaN
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -40,8 +39,7 @@ def softsign_backward(
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
-    z = clamp(x, scalar(-1e30, COMPUTE), scalar(1e30, COMPUTE))  # inf / inf would be NaN
-    a = 1 + tl.abs(z)
+    a = 1 + tl.abs(x)
     tl.store(dx_ptr + i, dy / a / a, mask=mask)
 
 

@@ -61,8 +61,8 @@ def threshold(input: torch.Tensor, threshold: float, value: float) -> torch.Tens
 
     Args:
         input: [...], float or int.
-        threshold: a number.
-        value: a number.
+        threshold: a number, verified in [-2, 2].
+        value: a number, verified in [-2, 2].
 
     Returns:
         [...], in the promoted dtype of the inputs.

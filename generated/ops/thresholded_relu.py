@@ -60,7 +60,7 @@ def thresholded_relu(input: torch.Tensor, alpha: float = 1) -> torch.Tensor:
 
     Args:
         input: [...], f16, bf16, f32 or f64.
-        alpha: a number.
+        alpha: a number, verified in [-2, 2].
 
     Returns:
         [...], in the promoted dtype of the inputs.

@@ -144,7 +144,7 @@ class RuntimeOp:
     _plans: ClassVar[dict[Any, Plan]]
 
     def __init__(self, /, **attrs: Any) -> None:
-        self.attrs = {n: _repeated(v, self.kinds.get(n, "")) for n, v in attrs.items()}
+        self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}
@@ -191,7 +191,10 @@ class RuntimeOp:
     def numbers(self, given: Mapping[str, Any]) -> dict[str, float]:
         """The run-time numbers of a call: the scalars, and the Python numbers given for tensors."""
         taken = {f"{t.name}_number": v for t in self.tensors if t.scalar for v in (given.get(t.name),)}
-        return {**self.scalars(), **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}
+        try:
+            return {**self.scalars(), **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}
+        except OverflowError:
+            raise ValueError(f"{self.name}: a number is beyond the range of float64") from None
 
     def _remember(self, key: Any, plan: Plan) -> Plan:
         """Plans are kept by everything they depend on; values of numbers are not among it."""
@@ -257,6 +260,11 @@ class RuntimeOp:
         launch = plan.launches[i]
         tensors = {n: v for n, v in views.items() if isinstance(v, TensorView)}
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's number."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
 def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
@@ -331,6 +339,8 @@ class PointwiseOp(RuntimeOp):
                 raise TypeError(f"{self.name}: `{tensor.public}` is missing")
             if isinstance(value, (int, float)) and not tensor.scalar:
                 raise TypeError(f"{self.name}: `{tensor.public}` is a number; it takes a tensor")
+            if isinstance(value, float) and not set(tensor.dtypes) & {*FLOATS}:
+                raise TypeError(f"{self.name}: `{tensor.public}` is {value}; it takes whole numbers")
             if isinstance(value, Meta) and value.dtype not in tensor.dtypes:
                 raise TypeError(f"{self.name}: `{tensor.public}` is {value.dtype}; it takes {', '.join(tensor.dtypes)}")
 
@@ -372,7 +382,7 @@ class PointwiseOp(RuntimeOp):
         for name, value in numbers:
             if isinstance(value, (int, float)) and not float(value).is_integer():
                 raise TypeError(f"{self.name}: `{name}` is {value}; for integer tensors it must be whole")
-            if isinstance(value, (int, float)) and not -most <= value <= most:
+            if isinstance(value, (int, float)) and not -most <= value <= most - (most == 2**31):
                 raise ValueError(
                     f"{self.name}: `{name}` is {value}; with {compute} tensors a number lies within 2**{31 if most == 2**31 else 53}"
                 )

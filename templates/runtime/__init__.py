@@ -5,6 +5,7 @@ views    tensors as addresses, shapes and strides, without torch
 layout   from shapes and strides to the iteration space of a kernel
 op       `RuntimeOp`, the contract between an op and whatever launches it
 kernels  `@triton.jit` helpers that the kernels call
+host     functions of attrs, with IEEE's infinities and NaN where Python raises
 math     functions that `triton.language` lacks, or computes too coarsely
 polynomials  what `math` evaluates, fitted by `tools/fit.py` of the generator
 binding  torch: autograd, allocation, launch

@@ -99,7 +99,7 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: _Torch | None = None) -> An
         outputs = _forward(op, given, lib)
         if any(o.is_floating_point() for o in outputs):
             raise RuntimeError(
-                f"{op.name} has no derivative (its spec says `not_differentiable`), and an input requires a gradient: detach it"
+                f"{op.name} has no backward (its spec says `not_differentiable`, or the package was generated for inference), and an input requires a gradient: detach it"
             )
     else:
         outputs = lib.function.apply(op, tuple(given), *given.values())

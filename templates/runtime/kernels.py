@@ -23,13 +23,13 @@ def scalar(value, COMPUTE: tl.constexpr):
 def largest(ptr, COMPUTE: tl.constexpr):
     """The largest finite number of the dtype that a tensor is stored in."""
     if ptr.dtype.element_ty == tl.float16:
-        return tl.full((), 65504.0, COMPUTE)
+        return tl.full([1], 65504.0, COMPUTE)
     elif ptr.dtype.element_ty == tl.bfloat16:
-        return tl.full((), 3.3895313892515355e38, COMPUTE)
+        return tl.full([1], 3.3895313892515355e38, COMPUTE)
     elif ptr.dtype.element_ty == tl.float32:
-        return tl.full((), 3.4028234663852886e38, COMPUTE)
+        return tl.full([1], 3.4028234663852886e38, COMPUTE)
     else:
-        return tl.full((), 1.7976931348623157e308, COMPUTE)
+        return tl.full([1], 1.7976931348623157e308, COMPUTE)
 
 
 @triton.jit

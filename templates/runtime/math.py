@@ -2,7 +2,7 @@
 
 Each takes and returns the compute dtype. In f64 a result is off by at most 2 units in the last place; in f32, by at
 most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, for f32 whose result is stored in 16 bits,
-is a cheaper form: a relative error of at most 2**-14, and 0 or as small for what is below 2**-126. The generator's
+is a cheaper form: off by at most 1/8 of a unit in the last place of f16, and 0 or as small for what is below 2**-126. The generator's
 `benchmarks/accuracy.py` measures all of it.
 
 No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
@@ -27,7 +27,8 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
 @triton.jit
 def alike(x, y):
-    """Two operands in one shape and dtype; one may be a number in the text of a kernel. No instruction is left of it."""
+    """Two operands in one shape and dtype. `tl.broadcast` takes no numbers and leaves dtypes alone; `where` unites both, and what
+    it selects by is always true, so that no instruction is left."""
     known = (x == x) & (y == y)
     x = tl.where(known, x, x)
     y = tl.where(known, y, y)
@@ -428,9 +429,10 @@ def cos(x):
 def tan(x):
     """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
     if INTERPRETED:
-        return tl.sin(x) / tl.cos(x)
+        y = tl.sin(x) / tl.cos(x)
     else:
-        return libdevice.tan(x)
+        y = libdevice.tan(x)
+    return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
 
 
 @triton.jit
@@ -568,6 +570,7 @@ def pow(x, y, HALF: tl.constexpr = False):
         size = pow_wide(a, y)
     else:
         size = pow_narrow(a, y, HALF)
+    size = tl.where(y == 2.0, x * x, size)  # what people check by heart
     d = tl.abs(past_even(y))
     odd = d == 1.0
     size = tl.where(negative(x) & odd, -size, size)
@@ -694,21 +697,28 @@ def divide(a, b):
 
 @triton.jit
 def fmod(a, b):
-    """The exact rest of a quotient, as C has it, with the sign of a: libdevice's, whose steps are as many as a lane's quotient has bits."""
+    """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C."""
     a, b = alike(a, b)
     if INTERPRETED or a.dtype.is_int():
         return a % b
-    else:
+    elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
+    else:
+        # libdevice's flushes subnormals: first by 2**64 b where b is near them, then what is left and b times 2**64.
+        tiny = (tl.abs(b) < 1e-18) & (b != 0)
+        d = tl.where(tiny, b * 18446744073709551616.0, b)
+        r = libdevice.fmod(a, d)
+        r = tl.where(
+            tiny, libdevice.fmod(tl.where(tiny, r * 18446744073709551616.0, 0.0), d) * 5.421010862427522e-20, r
+        )
+        return tl.where(tl.abs(a) < tl.abs(b), a, r)
 
 
 @triton.jit
 def mod(a, b):
-    """a - b * floor(a / b), exact: the sign of the divisor, as in Python."""
-    if tl.where(a == b, a, b).dtype.is_floating():
-        r = fmod(a, b)
-    else:
-        r = a % b
+    """a - b * floor(a / b), rounded once: the sign of the divisor, as in Python."""
+    a, b = alike(a, b)
+    r = fmod(a, b)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
@@ -717,17 +727,16 @@ def floordiv(a, b):
     """Floor of the true quotient: Python's sign. Where the quotient was rounded up to a whole number, what it leaves says so."""
     a, b = alike(a, b)
     if a.dtype.is_int():
-        lower = (a % b != 0) & ((a < 0) != (b < 0))
-        return tl.where(lower, a // b - 1, a // b)
-    elif INTERPRETED:
-        left = a % b
-        lower = (left != 0) & ((left < 0) != (b < 0))
-        return tl.where(b == 0, a / b, tl.where(lower, round((a - left) / b) - 1.0, round((a - left) / b)))
+        return tl.where((a % b != 0) & ((a < 0) != (b < 0)), a // b - 1, a // b)
     else:
         q = tl.floor(divide(a, b))
-        left = tl.where(isinf(b), a, tl.fma(-q, b, a))  # exact, or at least of the right sign
-        lower = (left != 0) & ((left < 0) != (b < 0))
-        return tl.where(isinf(a), float("nan"), tl.where(lower & isfinite(q), q - 1.0, q))
+        if INTERPRETED:
+            left = a % b  # NumPy has no fused product; the rest is as good, for it is exact
+            q = round(divide(a - left, b))
+        else:
+            left = tl.where(isinf(b), a, tl.fma(-q, b, a))  # exact, or at least of the right sign
+        q = tl.where((left != 0) & ((left < 0) != (b < 0)), q - 1.0, q)
+        return tl.where(b == 0, a / b, tl.where(isinf(a), float("nan"), q))
 
 
 # ---------------------------------------------------------------------------------------------- steps and choices
