@@ -107,6 +107,23 @@ def _relative(cells: Cells, op: str, direction: str, dtype: str, layout: str, mb
     return here / there if here is not None and there else None
 
 
+def spread(cells: Cells) -> list[str]:
+    """Our share in each layout relative to dense: the median over the ops, and the three lowest."""
+    found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
+    for r in cells.good:
+        if r["peer"] == "pullback" and r["layout"] != "dense":
+            ratio = _relative(cells, r["op"], r["direction"], r["dtype"], r["layout"], r["mb"])
+            if ratio is not None:
+                found.setdefault((r["layout"], r["direction"], r["dtype"]), []).append((ratio, r["op"]))
+    lines = []
+    for (layout, direction, dtype), ratios in sorted(found.items()):
+        lowest = ", ".join(f"{op} {ratio:.2f}" for ratio, op in sorted(ratios)[:3])
+        lines.append(
+            [layout, direction, dtype, str(len(ratios)), f"{statistics.median(r for r, _ in ratios):.2f}", lowest]
+        )
+    return _grid(["Layout", "Direction", "dtype", "Ops", "Median", "Lowest"], lines)
+
+
 def sizes(cells: Cells) -> list[str]:
     """Median shares over all ops, ours and eager torch's, by size."""
     lines = []

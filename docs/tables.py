@@ -15,10 +15,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import report  # noqa: E402
 from codegen.diagnostics import Report  # noqa: E402
 from codegen.ir import walk  # noqa: E402
 from codegen.loader import load  # noqa: E402
@@ -118,14 +120,55 @@ def accuracy() -> str:
     machines = [f"{run['machine']}, torch {run['torch']}, triton {run['triton']}" for run in runs]
     lines = [f"{'; '.join(machines)}.", "", f"| Function | {' | '.join(forms)} | Bound of half |", "|---" * 5 + "|"]
     found = [{(r["primitive"], r["form"]): r for r in run["rows"]} for run in runs]
-    for name in dict.fromkeys(r["primitive"] for r in runs[0]["rows"]):
+    for name in dict.fromkeys(r["primitive"] for r in runs[-1]["rows"]):
         cells = []
         for form in forms:
-            errors = [rows[name, form]["max_ulp"] for rows in found if (name, form) in rows]
-            cells.append(" / ".join(f"{e:.3f}" if form == "half" else f"{e:.2f}" for e in errors) or "-")
-        half = found[0].get((name, "half"))
+            digits = 3 if form == "half" else 2
+            errors = [f"{rows[name, form]['max_ulp']:.{digits}f}" if (name, form) in rows else "-" for rows in found]
+            cells.append(" / ".join(errors))
+        half = found[-1].get((name, "half"))
         lines.append(f"| `{name}` | {' | '.join(cells)} | {half['bound'] if half else '-'} |")
     return "\n".join(lines)
+
+
+def _measured() -> tuple[dict[str, Any], report.Cells]:
+    data = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
+    return data, report.Cells(dict(zip(data["columns"], row)) for row in data["rows"])
+
+
+def speed() -> str:
+    """Shares of the copy bandwidth, beside both peers, of every op."""
+    data, cells = _measured()
+    head = f"{data['machine']}, torch {data['torch']}, triton {data['triton']}; a large copy moves {data['copy_bytes_per_second'] / 1e12:.2f} TB/s."
+    return "\n".join([head, "", *report.dense(cells)])
+
+
+def shown() -> str:
+    """The ops that the README shows: forward, backward, and both one after the other."""
+    cells = _measured()[1]
+    lines = ["| Op | Pullback | torch eager | torch.compile |", "|---|---|---|---|"]
+    for op in ("gelu(approximate=tanh)", "gelu(approximate=none)", "silu", "elu", "mish", "geglu(approximate=none)", "add"):
+        for direction in report.DIRECTIONS:
+            shares = [
+                [cells.get(op, direction, d, "dense", cells.main, peer) for d in ("bf16", "f32")]
+                for peer in ("pullback", "eager", "compiled")
+            ]
+            if all(v is not None for pair in shares for v in pair):
+                lines.append(f"| {op} {direction} | " + " | ".join(f"{a:.2f} / {b:.2f}" for a, b in shares) + " |")
+    return "\n".join(lines)
+
+
+def slow() -> str:
+    """Where a peer is quicker."""
+    lines = ["| Op | dtype | Times the peer's time | Peer |", "|---|---|---|---|"]
+    for times, row, peer in report.slower(_measured()[1]):
+        lines.append(f"| {row['op']} {row['direction']} | {row['dtype']} | {times:.2f} | {peer['peer']} |")
+    return "\n".join(lines)
+
+
+def layouts() -> str:
+    """Layouts relative to dense operands."""
+    return "\n".join(report.spread(_measured()[1]))
 
 
 def _op(op: OpSpec) -> str:
@@ -168,7 +211,8 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/spec.md": (primitives,),
     "docs/ops.md": (ops,),
     "docs/accuracy.md": (accuracy,),
-    "README.md": (wrong, refused, spec, kernel),
+    "docs/speed.md": (slow, layouts, speed),
+    "README.md": (wrong, refused, spec, kernel, shown),
 }
 
 

@@ -23,6 +23,7 @@ PAGES = (
     "docs/README.md",
     "docs/ops.md",
     "docs/accuracy.md",
+    "docs/speed.md",
     "docs/architecture.md",
     "docs/spec.md",
 )
