@@ -10,6 +10,7 @@ Takes `codegen.primitives.TABLE`, specs and generated files, rewrites what stand
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -147,7 +148,15 @@ def shown() -> str:
     """The ops that the README shows: forward, backward, and both one after the other."""
     cells = _measured()[1]
     lines = ["| Op | Pullback | torch eager | torch.compile |", "|---|---|---|---|"]
-    for op in ("gelu(approximate=tanh)", "gelu(approximate=none)", "silu", "elu", "mish", "geglu(approximate=none)", "add"):
+    for op in (
+        "gelu(approximate=tanh)",
+        "gelu(approximate=none)",
+        "silu",
+        "elu",
+        "mish",
+        "geglu(approximate=none)",
+        "add",
+    ):
         for direction in report.DIRECTIONS:
             shares = [
                 [cells.get(op, direction, d, "dense", cells.main, peer) for d in ("bf16", "f32")]
@@ -169,6 +178,20 @@ def slow() -> str:
 def layouts() -> str:
     """Layouts relative to dense operands."""
     return "\n".join(report.spread(_measured()[1]))
+
+
+def cases() -> str:
+    """Each kind of input that the tests hold off, by number, with the tests that name it."""
+    found: dict[int, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            head = re.match(r"((?:C\d{3}(?:, )?)+): (.*)", " ".join((text or "").split()))
+            for number in re.findall(r"C(\d{3})", head[1]) if head else ():
+                found.setdefault(int(number), []).append(f"`{node.name}`: {head[2]}" if head else "")
+    lines = ["| Case | Held off by |", "|---|---|"]
+    lines += [f"| C{n:03d} | {'<br>'.join(texts)} |".replace("\\|", "|") for n, texts in sorted(found.items())]
+    return "\n".join(lines)
 
 
 def _op(op: OpSpec) -> str:
@@ -211,6 +234,7 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/spec.md": (primitives,),
     "docs/ops.md": (ops,),
     "docs/accuracy.md": (accuracy,),
+    "docs/cases.md": (cases,),
     "docs/speed.md": (slow, layouts, speed),
     "README.md": (wrong, refused, spec, kernel, shown),
 }

@@ -24,6 +24,7 @@ PAGES = (
     "docs/ops.md",
     "docs/accuracy.md",
     "docs/speed.md",
+    "docs/cases.md",
     "docs/architecture.md",
     "docs/spec.md",
 )
