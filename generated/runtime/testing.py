@@ -36,6 +36,42 @@ _LAYOUTS = ("transposed", "sliced", "expanded", "channels last")
 _BROADCASTS = ("row", "column", "outer", "zero dims", "leading", "tall")
 
 
+class Formula:
+    """The functions of formulas in torch, on tensors and numbers: an op without a reference is compared with its own formula."""
+
+    _WHOLE = ("abs", "sign", "square", "relu", "maximum", "minimum", "fmod", "where")
+    """Functions of which ints are ints; all others are computed in float64."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(torch, name)
+        if name in self._WHOLE:
+            return lambda *values: function(*map(_lifted, values))
+        return lambda *values: function(*(_lifted(float(v) if isinstance(v, int) else v) for v in values))
+
+    def softplus(self, x: Any) -> torch.Tensor:
+        """log(1 + exp(x)), without a threshold."""
+        return torch.logaddexp(_lifted(x), torch.zeros_like(_lifted(x)))
+
+    def clamp(self, x: Any, low: Any, high: Any) -> torch.Tensor:
+        """minimum(maximum(x, low), high)."""
+        return torch.minimum(torch.maximum(_lifted(x), _lifted(low)), _lifted(high))
+
+    def cast(self, x: Any, kind: type) -> torch.Tensor:
+        """To bool, to a 64-bit int or to float64."""
+        return _lifted(x).to({bool: torch.bool, int: torch.int64, float: torch.float64}[kind])
+
+
+F = Formula()
+
+
+def _lifted(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    small = isinstance(value, int) and -(2**31) <= value < 2**31  # a number does not widen what it stands beside
+    dtype = torch.float64 if isinstance(value, float) else torch.int32 if small else None
+    return torch.tensor(value, dtype=dtype, device=DEVICE)
+
+
 class Case:
     """One op under test. `domains` bounds inputs by name; `reference` takes the spec's names."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from codegen.diagnostics import Report
+from codegen.emit import by_formula
 from codegen.loader import load_text
 from codegen.lower import Module, lower, python
 from codegen.primitives import TABLE, Primitive
@@ -177,7 +178,9 @@ def test_host_expressions_are_python(formula: str) -> None:
             "exp2": 2**0.75 / math.sqrt(0.75), "clamp": 0.75}  # fmt: skip
     target = next(v for k, v in want.items() if k in formula)
     values = [float(v) for n, v in found.items() if n not in attrs]
-    assert any(abs(v - float(target)) < 1e-12 for v in [*values, *(u * v for u, v in itertools.combinations(values, 2))]), (found, target)
+    assert any(
+        abs(v - float(target)) < 1e-12 for v in [*values, *(u * v for u, v in itertools.combinations(values, 2))]
+    ), (found, target)
 
 
 def test_the_printed_host_functions_exist() -> None:
@@ -191,3 +194,16 @@ def test_the_printed_host_functions_exist() -> None:
     for text in texts:
         for name in (w.split("(")[0] for w in text.split("host.")[1:]):
             assert hasattr(HOST, name), name
+
+
+def test_an_op_without_a_reference_is_compared_with_its_formula() -> None:
+    """Else the emitted tests would compare layouts with each other alone."""
+    (op,) = load_text(
+        "- op: f\n  inputs: {x: [...], z: [...]}\n  attrs: {a: {default: 2}, kind: {enum: [p, q], default: p}}\n  outputs: {y: [...]}\n"
+        '  forward: |\n    u = exp(-a * x) if kind == "p" else log(2) * z\n    y = maximum(u, pi)\n  backward: {x: auto, z: auto}\n', Report(),
+    )  # fmt: skip
+    plan = schedule(typed(op, Report()), Report())
+    assert plan is not None
+    assert by_formula(plan) == [
+        'u = F.exp(-a * x) if kind == "p" else F.log(2) * z', "y = F.maximum(u, pi)", "return y",
+    ]  # fmt: skip
