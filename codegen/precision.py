@@ -27,8 +27,8 @@ from codegen.verify import with_outputs
 
 _ULP = 2.0**-10
 """A unit in the last place of float16, relative to the number."""
-_MOST = 0.25 * _ULP
-"""How far a result may move, relative to itself: half of what the rounding at the store may add."""
+_MOST = 0.125 * _ULP
+"""How far a result may move, relative to itself: a quarter of what the rounding at the store may add."""
 _INPUTS = 2.0**-12
 """The rounding of an input to float16, relative: half of the largest. Where that moves a result as far, as it does near a root,
 the call is not what spoils it."""
