@@ -8,6 +8,7 @@ here: keys, names, forms; what does is inference's.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -1028,6 +1029,7 @@ class _OpReader:
             )
         self._public_names(op)
         self._used_attrs(op)
+        self._default_domains(op)
 
     def _public_names(self, op: OpSpec) -> None:
         taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor", class_name(op.name)}
@@ -1040,6 +1042,18 @@ class _OpReader:
                     f"`{name}` is a name that the generated module uses itself",
                     "choose another name, or give `arg:`",
                 )
+
+    def _default_domains(self, op: OpSpec) -> None:
+        """What is verified in an interval must not begin outside of it."""
+        domains = {d.name: d for d in op.domain}
+        for attr in op.attrs:
+            sign, number = (-1, attr.default.operand) if isinstance(attr.default, Unary) else (1, attr.default)
+            domain = domains.get(attr.name)
+            if domain is None or not isinstance(number, Number) or math.isinf(number.value):  # infinity: no bound
+                continue
+            if not domain.low <= sign * number.value <= domain.high:
+                self.fault(domain.span, "default-domain", f"the default of `{attr.name}` lies outside of its domain",
+                           "nothing is verified there: widen the domain")  # fmt: skip
 
     def _used_attrs(self, op: OpSpec) -> None:
         """An attr that nothing reads is a formula that somebody meant to write."""

@@ -212,4 +212,6 @@ def verdict_line(verdict: Verdict) -> str:
     methods = ", ".join(sorted({c.method for c in checked if c.method}))
     variants = f"{len(checked)} of {len(verdict.graphs)} variants" if len(verdict.graphs) > 1 else "1 variant"
     word = "verified" if verdict.ok else "refused"
+    if not points:
+        return f"{verdict.op.name}: {word}, {variants}; nothing to differentiate"
     return f"{verdict.op.name}: {word}, {variants}, {points} points, worst {worst:.1e}, {methods}"

@@ -368,7 +368,7 @@ def _numerically(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str, 
             span = next((t.span for t in graph.gradients if t.name == name), op.span)
             report.error(span, "derivative-mismatch", f"the derivative of `{op.name}` by `{name}` is not what its values do",
                          "a jump of the forward that is not declared as a condition, or a fault of Pullback: please report it",
-                         [Note(f"with {variant}"), Note(f"at {point_text(graph, env, name, where)}:"),
+                         [*([Note(f"with {variant}")] if variant.values else []), Note(f"at {point_text(graph, env, name, where)}:"),
                           Note(f"derived {exact[where]:.12g}, numerical {value[where]:.12g}")])  # fmt: skip
             return False
     return True

@@ -49,7 +49,7 @@ class Formula:
         return lambda *values: function(*(_lifted(float(v) if isinstance(v, int) else v) for v in values))
 
     def softplus(self, x: Any) -> torch.Tensor:
-        """log(1 + exp(x)), without a threshold."""
+        """log(1 + exp(x)), for every x."""
         return torch.logaddexp(_lifted(x), torch.zeros_like(_lifted(x)))
 
     def clamp(self, x: Any, low: Any, high: Any) -> torch.Tensor:

@@ -59,6 +59,7 @@ CASES = {
     "no backward": (swap("  backward:\n    x: dy * 2\n", ""), 1, 7, "missing-backward", ""),
     "wrong dtype": (swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: f23}}"), 2, 39, "unknown-dtype", ""),
     "float for a bool output": (swap("{y: [..., N]}", "{y: {axes: [..., N], dtype: bool}}").replace("  backward:\n    x: dy * 2\n", "  backward: not_differentiable\n"), 4, 16, "wrong-kind", ""),
+    "a default outside of its domain": (swap("  outputs", "  attrs: {a: {default: 0}}\n  domain: {a: [1, 4]}\n  outputs").replace("x * 2", "x * a").replace("dy * 2", "dy * a"), 4, 12, "default-domain", "widen"),
     "a power written with ^": (swap("x * 2", "x ^ 2"), 4, 16, "logic-on-numbers", "x ** 2"),
     "a shift of floats": (swap("x * 2", "x << 2"), 4, 16, "shift-of-numbers", "exp2"),
     "the largest number of a value": (swap("x * 2", "x * largest(x + 1)"), 4, 28, "not-a-tensor", ""),
