@@ -192,7 +192,8 @@ class RuntimeOp:
         """The run-time numbers of a call: the scalars, and the Python numbers given for tensors."""
         taken = {f"{t.name}_number": v for t in self.tensors if t.scalar for v in (given.get(t.name),)}
         try:
-            return {**self.scalars(), **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}
+            own = {n: float(v) for n, v in self.scalars().items()}  # an int of 1 would become a constant of the kernel
+            return {**own, **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}
         except OverflowError:
             raise ValueError(f"{self.name}: a number is beyond the range of float64") from None
 

@@ -356,3 +356,10 @@ def test_vmap_is_refused_clearly(name: str) -> None:
     call = (lambda v: generated.silu(v)) if name == "silu" else (lambda v: generated.add(v, v))
     with pytest.raises(RuntimeError, match=name):
         torch.func.vmap(call)(x)
+
+
+def test_numbers_are_floats_whatever_the_attrs_are() -> None:
+    """Triton makes a constant of an int of 1, and another kernel for each."""
+    for name, attrs in (("round", {"decimals": 0}), ("add", {"alpha": 1}), ("celu", {"alpha": 2})):
+        numbers = op_class(name)(**attrs).numbers({"x": None, "other": 1})
+        assert numbers and all(type(v) is float for v in numbers.values()), (name, numbers)
