@@ -353,6 +353,7 @@ def _numerically(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str, 
     roots = [t.node for t in graph.outputs if t.node is not None]
     smooth = is_analytic(roots)
     tally.method = "complex step" if smooth else "central differences"
+    env = _defined(graph, env)
     base = evaluate([*roots, *(d for d in derived.values() if d is not None)], env)
     anchored = [a for n in walk(roots) if n.op in ("replace", "stop_gradient") for a in n.args]
     env = replace(env, anchors={a.serial: base[a.serial] for a in anchored})
@@ -372,6 +373,19 @@ def _numerically(op: OpSpec, variant: Variant, graph: Graph, derived: dict[str, 
                           Note(f"derived {exact[where]:.12g}, numerical {value[where]:.12g}")])  # fmt: skip
             return False
     return True
+
+
+def _defined(graph: Graph, env: Env) -> Env:
+    """No cotangent where an output is NaN: beyond the domain there is no derivative to compare, and a logarithm, say, goes on
+    in the complex plane."""
+    values = evaluate([t.node for t in graph.outputs if t.node is not None], env)
+    tensors = dict(env.tensors)
+    for target in graph.outputs:
+        cotangent = tensors.get(f"d{target.name}")
+        if cotangent is not None and target.node is not None:
+            value = full(values[target.node.serial], graph.tensors[target.name].axes, env)
+            tensors[f"d{target.name}"] = np.where(np.isnan(value), 0.0, cotangent)
+    return replace(env, tensors=tensors)
 
 
 def is_analytic(roots: list[Node]) -> bool:
@@ -416,11 +430,6 @@ def _probed(env: Env, name: str, steps: Array) -> Env:
 def complex_step(graph: Graph, env: Env, name: str) -> tuple[Array, Array]:
     """Im f(x + ih) / h: exact to rounding (Squire and Trapp, 1998)."""
     x = env.tensors[name]
-    base = evaluate([t.node for t in graph.outputs if t.node is not None], env)
-    if any(np.isnan(base[t.node.serial]).any() for t in graph.outputs if t.node is not None and t.node.kind == "float"):
-        return central(
-            graph, env, name
-        )  # beyond the domain: a logarithm goes on in the complex plane, where it is no NaN
     h = 1e-40
     value = _loss(graph, _probed(env, name, np.full((1, x.size), 1j * h)), x.size).imag / h
     return value.reshape(x.shape), np.isfinite(value).reshape(x.shape)

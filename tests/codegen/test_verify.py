@@ -257,3 +257,32 @@ def test_auto_of_a_per_channel_weight_is_pointwise() -> None:
     weight: auto
 """)
     assert verdict.ok and schedule(verdict, report) is not None, report.render()
+
+
+@pytest.mark.parametrize(
+    ("forward", "gradient"),
+    [
+        ("log(x)", "dy / x"),
+        ("sqrt(x)", "dy / (2 * y)"),
+        ("rsqrt(x)", "-0.5 * dy * y * y * y"),
+        ("atanh(x)", "dy / (1 - x * x)"),
+    ],
+)
+def test_a_right_gradient_is_accepted_without_a_domain(forward: str, gradient: str) -> None:
+    """Elements beyond the domain are NaN, and spoil no other's numerical derivative: a logarithm goes on in the complex plane."""
+    report = Report()
+    (op,) = load_text(
+        f"- op: f\n  inputs: {{x: [...]}}\n  outputs: {{y: [...]}}\n  forward: y = {forward}\n  backward: {{x: '{gradient}'}}\n",
+        report,
+    )
+    assert verify_op(op, report).ok, report.render()
+
+
+def test_what_follows_from_a_fault_is_not_reported() -> None:
+    report = Report()
+    (op,) = load_text(
+        "- op: f\n  inputs: {x: [...]}\n  attrs: {alpha: {default: 1}}\n  outputs: {y: [...]}\n"
+        "  forward: |\n    t = tanh(alhpa * x)\n    y = t\n  backward: {x: alpha * dy}\n", report,
+    )  # fmt: skip
+    verify_op(op, report)
+    assert [d.code for d in report.errors] == ["unknown-name"], report.render()
