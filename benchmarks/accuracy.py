@@ -71,10 +71,6 @@ def cases() -> list[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------- the reference
 
 
-def _outside(low: float, high: float, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: f(x) if low <= x <= high else mpmath.nan
-
-
 def _mp_fmod(a: Any, b: Any) -> Any:
     if mpmath.isinf(a) or b == 0:
         return mpmath.nan
@@ -86,16 +82,7 @@ def _mp_mod(a: Any, b: Any) -> Any:
     return r + b if r != 0 and (r < 0) != (b < 0) else r
 
 
-def _mp_hypot(a: Any, b: Any) -> Any:
-    return mpmath.inf if mpmath.isinf(a) or mpmath.isinf(b) else mpmath.hypot(a, b)
-
-
-def _mp_large(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """f, or g where an exponential is beyond all floats."""
-    return lambda x: f(x) if abs(x) < 1e6 else g(x)
-
-
-# Meanings that `codegen.primitives.TABLE` may not have, and those that take more than its precision.
+# Meanings that take more than the precision of those in `codegen.primitives.TABLE`.
 EXACT: dict[str, Callable[..., Any]] = {"fmod": _mp_fmod, "mod": _mp_mod}
 
 

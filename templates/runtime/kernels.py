@@ -9,6 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import layout
+
+SIDE = tl.constexpr(layout.SIDE)
+"""The width of a patch: the host counts programs by it."""
+
 
 @triton.jit
 def scalar(value, COMPUTE: tl.constexpr):
@@ -59,7 +64,6 @@ def tile(n, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.con
         i = pid * BLOCK + k
         return i, i < n
     else:
-        SIDE: tl.constexpr = 16
         rows, between, columns = patch_sizes
         across, down = tl.cdiv(columns, SIDE), tl.cdiv(rows, BLOCK // SIDE)
         column = pid % across * SIDE + k % SIDE
