@@ -106,9 +106,9 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     body = "\n".join([*m.forward.body, *((*m.backward.prelude, *m.backward.body) if m.backward else ())])
     sums = m.backward is not None and bool(plan.summed)
     helpers = (
-        {"tile", "offset"}
+        {"coordinates", "offset", "tile"}
         | {name for name in ("scalar", "largest") if f"{name}(" in body}
-        | ({"kept_tile", "reduced_tile", "share"} if sums else set())
+        | ({"element", "kept_tile", "reduced_tile", "share"} if sums else set())
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)

@@ -26,7 +26,7 @@ from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.variants import Atom, Variant, atoms
 
-_OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
+_OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
         "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",
@@ -165,6 +165,8 @@ class _Printer:
             return self._cast(node), ATOM
         if node.op == "largest":
             return f"largest({node.params[0]}_ptr, COMPUTE)", ATOM
+        if node.op == "neg" and any(t.node is node for t in self.graph.outputs):
+            return self._function("math.negated", node.args, node), ATOM  # a stored zero shows its sign
         if node.op in ("neg", "not"):
             inner, level = self._print(node.args[0])
             return ("-" if node.op == "neg" else "~") + (inner if level >= SIGN else f"({inner})"), SIGN
@@ -482,7 +484,7 @@ class _Lowering:
             parts = [n for n in reached if n.op == "at" and n.args[0].op == "read" and n.args[0].params[0] == name]
             if parts:
                 out.append(
-                    _Item(("load", name), (f"{self.names[name]}_at = {name}_ptr + offset(i, sizes, {name}_strides)",))
+                    _Item(("load", name), (f"{self.names[name]}_at = {name}_ptr + offset(i, at, {name}_strides)",))
                 )
                 for node in parts:
                     where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
@@ -500,7 +502,7 @@ class _Lowering:
         return out
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
-        load = f"{self.names[name]} = {_loaded(f'{name}_ptr + offset(i, sizes, {name}_strides)', kind, dtype)}"
+        load = f"{self.names[name]} = {_loaded(f'{name}_ptr + offset(i, at, {name}_strides)', kind, dtype)}"
         if not scalar:
             return (load,)
         return (
@@ -571,7 +573,7 @@ class _Lowering:
             return [f"tl.store({name}_ptr + i, {printer.stored(node, kind)}, mask=mask)"]
         axis = node.params[0]
         at = f"{self.names.get(name) or safe(name)}_at"
-        lines = [f"{at} = {name}_ptr + offset(i, sizes, {name}_strides)"]
+        lines = [f"{at} = {name}_ptr + offset(i, at, {name}_strides)"]
         return lines + [
             f"tl.store({at}{_step(name, axis, k)}, {printer.stored(p, kind)}, mask=mask)" for k, p in enumerate(parts)
         ]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import shift_left
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,11 +25,12 @@ def bitwise_left_shift_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask)
     if other_ptr is None:
         other = scalar(other_number, COMPUTE)
     else:
-        other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask)
+        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask)
     y = shift_left(x, other)
     tl.store(y_ptr + i, y, mask=mask)
 

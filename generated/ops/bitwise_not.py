@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, tile
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ def bitwise_not_forward(
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     if COMPUTE.is_int() and COMPUTE != tl.int1:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask)
     else:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(tl.int1)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(tl.int1)
     y = ~x
     tl.store(y_ptr + i, y, mask=mask)
 

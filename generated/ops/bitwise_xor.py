@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,18 +24,19 @@ def bitwise_xor_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     if COMPUTE.is_int() and COMPUTE != tl.int1:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask)
         if other_ptr is None:
             other = scalar(other_number, COMPUTE)
         else:
-            other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask)
+            other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask)
     else:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(tl.int1)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(tl.int1)
         if other_ptr is None:
             other = scalar(other_number, COMPUTE)
         else:
-            other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(tl.int1)
+            other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(tl.int1)
     y = x ^ other
     tl.store(y_ptr + i, y, mask=mask)
 

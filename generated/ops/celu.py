@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import exp, expm1
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -26,9 +26,10 @@ def celu_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     c0 = scalar(c0, COMPUTE)
     alpha = scalar(alpha, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     z = x * c0
     y = tl.where(x > 0, x, alpha * expm1(z, HALF))
     tl.store(y_ptr + i, y, mask=mask)
@@ -40,9 +41,10 @@ def celu_backward(
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     c0 = scalar(c0, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     z = x * c0
     tl.store(dx_ptr + i, tl.where(x > 0, dy, dy * exp(z, HALF)), mask=mask)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,8 +25,9 @@ def geglu_forward(
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
-    up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    gate = tl.load(gate_ptr + offset(i, at, gate_strides), mask=mask).to(COMPUTE)
+    up = tl.load(up_ptr + offset(i, at, up_strides), mask=mask).to(COMPUTE)
     z = maximum(gate, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     if approximate == "tanh":
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
@@ -51,11 +52,12 @@ def geglu_backward(
     dup_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        gate = tl.load(gate_ptr + offset(i, sizes, gate_strides), mask=mask).to(COMPUTE)
-        up = tl.load(up_ptr + offset(i, sizes, up_strides), mask=mask).to(COMPUTE)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+        gate = tl.load(gate_ptr + offset(i, at, gate_strides), mask=mask).to(COMPUTE)
+        up = tl.load(up_ptr + offset(i, at, up_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         z = maximum(gate, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
         if approximate == "tanh":

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, tile
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,7 +25,8 @@ def gelu_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     z = maximum(x, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     if approximate == "tanh":
         z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
@@ -43,8 +44,9 @@ def gelu_backward(
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     z = maximum(x, -100)  # the cdf is 0 there, and -inf * 0 would be NaN
     z2 = minimum(z * z, 10000.0)  # the cdf is 1 there, and the square would overflow
     if approximate == "tanh":

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, tile
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,7 +25,8 @@ def glu_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x_at = x_ptr + offset(i, sizes, x_strides)
+    at = coordinates(i, sizes, RAGGED)
+    x_at = x_ptr + offset(i, at, x_strides)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
     b = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     s = sigmoid(b, HALF)
@@ -40,13 +41,14 @@ def glu_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x_at = x_ptr + offset(i, sizes, x_strides)
+    at = coordinates(i, sizes, RAGGED)
+    x_at = x_ptr + offset(i, at, x_strides)
     b = tl.load(x_at + x_stride_S, mask=mask).to(COMPUTE)
     a = tl.load(x_at, mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     s = sigmoid(b, HALF)
     y = a * s
-    dx_at = dx_ptr + offset(i, sizes, dx_strides)
+    dx_at = dx_ptr + offset(i, at, dx_strides)
     tl.store(dx_at, dy * s, mask=mask)
     tl.store(dx_at + dx_stride_S, dy * (y * sigmoid(-b, HALF)), mask=mask)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ def gt_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
         other = scalar(other_number, COMPUTE)
     else:
-        other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
+        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
     y = x > other
     tl.store(y_ptr + i, y, mask=mask)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, tile
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def hardswish_forward(
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     y = tl.where(x <= -3, 0, tl.where(x >= 3, x, x * ((x + 3) * 0.16666666666666666)))
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -35,8 +36,9 @@ def hardswish_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, tl.where(x <= -3, 0, tl.where(x >= 3, dy, dy * (x * 0.3333333333333333 + 0.5))), mask=mask)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
 from ..runtime.math import maximum, sigmoid, softplus
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,8 +25,9 @@ def logaddexp_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
     gap = tl.where(x == other, 0, x - other)  # inf - inf would be NaN
     y = maximum(x, other) + softplus(-tl.abs(gap), HALF)
     tl.store(y_ptr + i, y, mask=mask)
@@ -45,11 +46,12 @@ def logaddexp_backward(
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-        other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         gap = tl.where(x == other, 0, x - other)  # inf - inf would be NaN
         dx = dy * sigmoid(gap, HALF)
         if dx_ptr is not None:

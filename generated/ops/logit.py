@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import log
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -26,9 +26,10 @@ def logit_forward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     eps = scalar(eps, COMPUTE)
     c1 = scalar(c1, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if HAS_EPS:
         z = tl.where(x < eps, eps, tl.where(x > c1, c1, x))
         y = log(z / (1 - z), HALF)
@@ -43,10 +44,11 @@ def logit_backward(
     HAS_EPS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     eps = scalar(eps, COMPUTE)
     c1 = scalar(c1, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     if HAS_EPS:
         z = tl.where(x < eps, eps, tl.where(x > c1, c1, x))
         dz = dy / (z * (1 - z))

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def masked_fill_forward(
     patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    mask_ = tl.load(mask_ptr + offset(i, sizes, mask_strides), mask=mask).to(tl.int1)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    mask_ = tl.load(mask_ptr + offset(i, at, mask_strides), mask=mask).to(tl.int1)
     if value_ptr is None:
         value = scalar(value_number, COMPUTE)
     else:
-        value = tl.load(value_ptr + offset(i, sizes, value_strides), mask=mask).to(COMPUTE)
+        value = tl.load(value_ptr + offset(i, at, value_strides), mask=mask).to(COMPUTE)
     y = tl.where(mask_, value, x)
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -46,10 +47,11 @@ def masked_fill_backward(
     dvalue_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        mask_ = tl.load(mask_ptr + offset(i, sizes, mask_strides), mask=mask).to(tl.int1)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+        mask_ = tl.load(mask_ptr + offset(i, at, mask_strides), mask=mask).to(tl.int1)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         dx = tl.where(mask_, 0, dy)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

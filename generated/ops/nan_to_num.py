@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import largest, offset, scalar, tile
+from ..runtime.kernels import coordinates, largest, offset, scalar, tile
 from ..runtime.math import isfinite, isnan
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -26,10 +26,11 @@ def nan_to_num_forward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     value = scalar(value, COMPUTE)
     posinf = scalar(posinf, COMPUTE)
     neginf = scalar(neginf, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if HAS_NEGINF:
         low = neginf
     else:
@@ -48,8 +49,9 @@ def nan_to_num_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, tl.where(isfinite(x), dy, 0), mask=mask)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.math import log
 from ..runtime.math import pow as _pow
 from ..runtime.op import Kernel, PointwiseOp, Tensor
@@ -27,14 +27,15 @@ def pow_forward(
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     if x_ptr is None:
         x = scalar(x_number, COMPUTE)
     else:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if exponent_ptr is None:
         exponent = scalar(exponent_number, COMPUTE)
     else:
-        exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
+        exponent = tl.load(exponent_ptr + offset(i, at, exponent_strides), mask=mask).to(COMPUTE)
     y = _pow(x, exponent, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -52,17 +53,18 @@ def pow_backward(
     dexponent_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
         if x_ptr is None:
             x = scalar(x_number, COMPUTE)
         else:
-            x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+            x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
         if exponent_ptr is None:
             exponent = scalar(exponent_number, COMPUTE)
         else:
-            exponent = tl.load(exponent_ptr + offset(i, sizes, exponent_strides), mask=mask).to(COMPUTE)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+            exponent = tl.load(exponent_ptr + offset(i, at, exponent_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         half = _pow(x, 0.5 * exponent, HALF)  # y itself may overflow
         dx = tl.where(exponent == 0, 0, dy * (exponent / _pow(x, 1 - exponent, HALF)))
         if dx_ptr is not None:

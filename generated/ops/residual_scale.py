@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ def residual_scale_forward(
     n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    residual = tl.load(residual_ptr + offset(i, sizes, residual_strides), mask=mask).to(COMPUTE)
-    scale = tl.load(scale_ptr + offset(i, sizes, scale_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    residual = tl.load(residual_ptr + offset(i, at, residual_strides), mask=mask).to(COMPUTE)
+    scale = tl.load(scale_ptr + offset(i, at, scale_strides), mask=mask).to(COMPUTE)
     y = x + scale * residual
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -45,11 +46,12 @@ def residual_scale_backward(
     dscale_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        residual = tl.load(residual_ptr + offset(i, sizes, residual_strides), mask=mask).to(COMPUTE)
-        scale = tl.load(scale_ptr + offset(i, sizes, scale_strides), mask=mask).to(COMPUTE)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+        residual = tl.load(residual_ptr + offset(i, at, residual_strides), mask=mask).to(COMPUTE)
+        scale = tl.load(scale_ptr + offset(i, at, scale_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide
 from ..runtime.math import round as _round
 from ..runtime.op import Kernel, PointwiseOp, Tensor
@@ -28,9 +28,10 @@ def round_forward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     c0 = scalar(c0, COMPUTE)
     c1 = scalar(c1, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if DECIMALS_AT_LEAST_0:
         y = _round(x * c0) / c0
     else:
@@ -44,6 +45,7 @@ def round_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 

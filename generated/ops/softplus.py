@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import sigmoid
 from ..runtime.math import softplus as _softplus
 from ..runtime.op import Kernel, PointwiseOp, Tensor
@@ -26,9 +26,10 @@ def softplus_forward(
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     beta = scalar(beta, COMPUTE)
     threshold = scalar(threshold, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     z = beta * x
     y = tl.where(z > threshold, x, _softplus(z, HALF) / beta)
     tl.store(y_ptr + i, y, mask=mask)
@@ -41,10 +42,11 @@ def softplus_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     beta = scalar(beta, COMPUTE)
     threshold = scalar(threshold, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     z = beta * x
     tl.store(dx_ptr + i, tl.where(z > threshold, dy, dy * sigmoid(z, HALF)), mask=mask)
 

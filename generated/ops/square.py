@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, tile
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import square as _square
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -25,7 +25,8 @@ def square_forward(
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     y = _square(x)
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -36,8 +37,9 @@ def square_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    at = coordinates(i, sizes, RAGGED)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, 2 * dy * x, mask=mask)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def sub_forward(
     alpha: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     alpha = scalar(alpha, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
         other = scalar(other_number, COMPUTE)
     else:
-        other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
+        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
     y = x - alpha * other
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -48,9 +49,10 @@ def sub_backward(
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import offset, scalar, tile
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ def threshold_forward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     threshold = scalar(threshold, COMPUTE)
     value = scalar(value, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     y = tl.where(x <= threshold, value, x)
     tl.store(y_ptr + i, y, mask=mask)
 
@@ -37,9 +38,10 @@ def threshold_backward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     threshold = scalar(threshold, COMPUTE)
-    x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
-    dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
     tl.store(dx_ptr + i, tl.where(x <= threshold, 0, dy), mask=mask)
 
 

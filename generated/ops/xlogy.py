@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
 from ..runtime.math import isinf, log
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -26,14 +26,15 @@ def xlogy_forward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
     if x_ptr is None:
         x = scalar(x_number, COMPUTE)
     else:
-        x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if other_ptr is None:
         other = scalar(other_number, COMPUTE)
     else:
-        other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
+        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
     # Where the product would be 0 * inf, or 0 times the logarithm of a negative number, it is 0 * log(1).
     base = tl.where((x == 0) & ((other <= 0) | isinf(other)), 1, other)
     y = x * log(base, HALF)
@@ -53,17 +54,18 @@ def xlogy_backward(
     dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        i = offset(k, kept_sizes, kept_strides) + offset(r, reduced_sizes, reduced_strides)
+        i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
+        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
         if x_ptr is None:
             x = scalar(x_number, COMPUTE)
         else:
-            x = tl.load(x_ptr + offset(i, sizes, x_strides), mask=mask).to(COMPUTE)
+            x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
         if other_ptr is None:
             other = scalar(other_number, COMPUTE)
         else:
-            other = tl.load(other_ptr + offset(i, sizes, other_strides), mask=mask).to(COMPUTE)
-        dy = tl.load(dy_ptr + offset(i, sizes, dy_strides), mask=mask).to(COMPUTE)
+            other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
+        dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
         # Where the product would be 0 * inf, or 0 times the logarithm of a negative number, it is 0 * log(1).
         base = tl.where((x == 0) & ((other <= 0) | isinf(other)), 1, other)
         dx = dy * log(base, HALF)

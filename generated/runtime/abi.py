@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+_TUPLES = {"_strides": 4, "patch_sizes": 3, "sizes": 6}
+"""Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their reciprocals."""
+
 
 @dataclass(frozen=True)
 class Param:
@@ -24,7 +27,7 @@ class Param:
     name: str
     role: str
     length: int = 1
-    """Items of a tuple: 3 inner sizes, or 4 strides."""
+    """Items of a tuple."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class KernelAbi:
             annotation = str(param.annotation).rpartition(".")[2]
             if name.endswith("_ptr"):
                 params.append(Param(name, "ptr"))
-            elif name.endswith(("_strides", "sizes")):
-                params.append(Param(name, "tuple", 4 if name.endswith("_strides") else 3))
+            elif length := next((n for end, n in _TUPLES.items() if name.endswith(end)), 0):
+                params.append(Param(name, "tuple", length))
             else:
                 params.append(Param(name, {"constexpr": "constexpr", "float64": "f64"}.get(annotation, "i64")))
         return KernelAbi(tuple(params))

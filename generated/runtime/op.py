@@ -23,8 +23,6 @@ from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
 BLOCK = 1024
 WARPS = 4
-VECTOR = 16
-"""Extents that are a multiple of it never cut a vector of elements."""
 _WIDE = 2**31
 _CLASSES = {
     "float": FLOATS,
@@ -507,7 +505,7 @@ class PointwiseOp(RuntimeOp):
                         raise TooManyDims(
                             f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {layout.RANK}"
                         )
-                    values["sizes"] = space.inner_sizes
+                    values["sizes"] = layout.divisors(space.sizes)
                     reach = max(reach, 1 + sum((n - 1) * abs(s) for n, s in zip(space.sizes, strides)))
             elif "_stride_" in param.name:
                 tensor, _, axis = param.name.partition("_stride_")
@@ -517,7 +515,7 @@ class PointwiseOp(RuntimeOp):
                     reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0
                 )
         values["WIDE"] = reach + 2 * BLOCK >= _WIDE
-        values["RAGGED"] = space.count % VECTOR != 0
+        values["RAGGED"] = space.ragged
         values["HALF"] = all(dtype in ("f16", "bf16") for dtype in stored)
         return values
 
@@ -637,7 +635,7 @@ class PointwiseOp(RuntimeOp):
         stored = [m.dtype for m in grads.values()]
         values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
-                  "RAGGED": (split.n_kept if split.inner_kept else split.n_reduced) % VECTOR != 0}  # fmt: skip
+                  "RAGGED": space.ragged or (block_k > 1 and split.kept[-1][0] % layout.VECTOR != 0)}  # fmt: skip
         finish = []
         for name in names:
             total = f"d{name}"
@@ -684,7 +682,7 @@ class Split:
         for name, dims in (("kept", self.kept), ("reduced", self.reduced)):
             if len(dims) > layout.RANK:
                 raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
-            out[f"{name}_sizes"] = tuple((*(n for n, _ in dims[1:]), 1, 1, 1)[:3])
+            out[f"{name}_sizes"] = layout.divisors([n for n, _ in dims])
             out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[: layout.RANK])
         return out
 

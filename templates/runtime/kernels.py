@@ -1,6 +1,7 @@
 """What the kernels of all ops call: tiles, offsets, scalars, and the second stage of sums.
 
-`sizes` are the extents of merged dims 1 to 3, `strides` those of dims 0 to 3, in elements; absent dims have extent 1.
+`sizes` are the extents of merged dims 1 to 3 and then their reciprocals, `strides` those of dims 0 to 3, in elements; absent
+dims have extent 1. RAGGED says that rows hold no whole number of vectors.
 A tensor that is dense in the order of iteration has `strides` None: it is read at the linear index.
 """
 
@@ -13,6 +14,7 @@ from . import layout
 
 SIDE = tl.constexpr(layout.SIDE)
 """The width of a patch: the host counts programs by it."""
+VECTOR = tl.constexpr(layout.VECTOR)
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def largest(ptr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def lanes(BLOCK: tl.constexpr, RAGGED: tl.constexpr):
-    """0 to BLOCK - 1. RAGGED: one element at a time, lane by lane, for a vector would straddle the end of what exists.
+    """0 to BLOCK - 1. RAGGED: one element at a time, lane by lane, for a vector would straddle the end of a row.
 
     The compiler takes vectors apart where their mask may cut them, and then each lane steps over its neighbours' elements.
     """
@@ -75,17 +77,48 @@ def tile(n, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def offset(i, sizes, strides):
-    """Where a tensor of these strides keeps the element of linear index `i`."""
+def divided(i, size, reciprocal, RAGGED: tl.constexpr):
+    """Quotient and rest of i / size; an extent of 1 is a constant, and divides nothing.
+
+    By the extent's reciprocal, for a division costs some 20 instructions (Granlund and Montgomery, 1994); below 2**31.
+    """
+    if isinstance(size, tl.tensor):
+        if i.dtype == tl.int64:
+            q = i // size
+        else:
+            multiplier, shift = (reciprocal >> 5).to(tl.uint32), (reciprocal & 31).to(tl.uint32)
+            q = (tl.umulhi(i.to(tl.uint32) * 2, multiplier) >> shift).to(tl.int32)
+        if not RAGGED:  # whole vectors lie in one row: the compiler does not see it through a product
+            if len(i.shape) == 1:
+                q = tl.max_constancy(q, VECTOR)
+            elif i.shape[0] == 1 and i.shape[1] >= VECTOR:
+                q = tl.max_constancy(q, [1, VECTOR])
+            elif i.shape[1] == 1 and i.shape[0] >= VECTOR:
+                q = tl.max_constancy(q, [VECTOR, 1])
+        return q, i - q * size
+    else:
+        return i, tl.zeros_like(i)
+
+
+@triton.jit
+def coordinates(i, sizes, RAGGED: tl.constexpr):
+    """The place of linear index `i` in each of the four dims; where all tensors are dense nothing asks for it."""
+    if sizes is None:
+        return i
+    else:
+        i, fourth = divided(i, sizes[2], sizes[5], RAGGED)
+        i, third = divided(i, sizes[1], sizes[4], RAGGED)
+        first, second = divided(i, sizes[0], sizes[3], RAGGED)
+        return first, second, third, fourth
+
+
+@triton.jit
+def offset(i, at, strides):
+    """Where a tensor of these strides keeps the element of linear index `i` and coordinates `at`."""
     if strides is None:
         return i
     else:
-        at = (i % sizes[2]) * strides[3]
-        i = i // sizes[2]
-        at += (i % sizes[1]) * strides[2]
-        i = i // sizes[1]
-        at += (i % sizes[0]) * strides[1]
-        return at + (i // sizes[0]) * strides[0]
+        return at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2] + at[3] * strides[3]
 
 
 @triton.jit
@@ -116,6 +149,16 @@ def reduced_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLO
     if WIDE:
         r = r.to(tl.int64)
     return r, r < n_reduced
+
+
+@triton.jit
+def element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED: tl.constexpr):
+    """The linear indices [BLOCK_R, BLOCK_K] of kept and reduced indices. Reduced vectors lie in one row in a line of them."""
+    kept = offset(k, coordinates(k, kept_sizes, RAGGED), kept_strides)
+    if k.shape[1] == 1:
+        return kept + offset(r, coordinates(r, reduced_sizes, RAGGED), reduced_strides)
+    else:
+        return kept + offset(r, coordinates(r, reduced_sizes, True), reduced_strides)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ RANK = 4
 """Merged dims that a kernel takes."""
 SIDE = 16
 """The width of a patch, in elements along the last dim."""
+VECTOR = 16
+"""Rows of a multiple of it never cut a vector of elements."""
 
 Axis = tuple[str, int]
 """A named axis, or one of the axes that a pack stands for."""
@@ -73,10 +75,9 @@ class Space:
         return total
 
     @property
-    def inner_sizes(self) -> tuple[int, int, int]:
-        """The extents that `offset` divides by: dims 1 to 3, absent ones 1."""
-        first, second, third = (*self.sizes[1:], 1, 1, 1)[:3]
-        return first, second, third
+    def ragged(self) -> bool:
+        """Whether the last dim holds no whole number of vectors."""
+        return bool(self.sizes) and self.sizes[-1] % VECTOR != 0
 
     def strides(self, operand: Operand) -> tuple[int, ...]:
         """Over the merged dims; absent ones 0."""
@@ -90,6 +91,20 @@ class Space:
             out[axis] = step
             step *= max(1, self.extents[axis])
         return out
+
+
+def divisors(sizes: Sequence[int]) -> tuple[int, ...]:
+    """What `coordinates` divides by: the extents of merged dims 1 to 3, absent ones 1, then the reciprocal of each."""
+    inner = (*sizes[1:], 1, 1, 1)[: RANK - 1]
+    return (*inner, *(reciprocal(size) for size in inner))
+
+
+def reciprocal(size: int) -> int:
+    """2**(31 + s) / size rounded up, below 2**32, with the shift s in its last 5 bits: for i < 2**31 the product with i has
+    floor(i / size) above bit 31 + s (Granlund and Montgomery, Division by invariant integers using multiplication, 1994).
+    """
+    shift = (size - 1).bit_length()
+    return -(-(1 << (31 + shift)) // size) << 5 | shift
 
 
 def bind(

@@ -45,6 +45,12 @@ def negative(x):
 
 
 @triton.jit
+def negated(x):
+    """-x, with the sign of a zero turned too: some versions of Triton take -x for 0 - x."""
+    return x * -1
+
+
+@triton.jit
 def copysign(size, x):
     """A size that is not negative, with the sign bit of x."""
     if x.dtype == tl.float64:
@@ -573,7 +579,7 @@ def pow(x, y, HALF: tl.constexpr = False):
     size = tl.where(y == 2.0, x * x, size)  # what people check by heart
     d = tl.abs(past_even(y))
     odd = d == 1.0
-    size = tl.where(negative(x) & odd, -size, size)
+    size = tl.where(negative(x) & odd, negated(size), size)
     size = tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
     return tl.where((x == 1.0) | (y == 0.0), 1.0, size)
 
@@ -707,11 +713,9 @@ def fmod(a, b):
         # libdevice's flushes subnormals: first by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
         d = tl.where(tiny, b * 18446744073709551616.0, b)
-        r = libdevice.fmod(a, d)
-        r = tl.where(
-            tiny, libdevice.fmod(tl.where(tiny, r * 18446744073709551616.0, 0.0), d) * 5.421010862427522e-20, r
-        )
-        return tl.where(tl.abs(a) < tl.abs(b), a, r)
+        r = tl.where(tl.abs(a) < tl.abs(d), a, libdevice.fmod(a, d))
+        rest = libdevice.fmod(tl.where(tiny, r * 18446744073709551616.0, 0.0), d) * 5.421010862427522e-20
+        return tl.where(tiny, rest, r)
 
 
 @triton.jit

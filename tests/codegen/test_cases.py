@@ -482,7 +482,7 @@ def test_points_at_which_a_slip_shows_are_drawn(name: str) -> None:
 ALREADY = [
     "mask", "pid", "x_ptr", "grad", "self", "ctx", "e", "i", "k", "n", "r", "part", "first", "last", "start", "span",
     "share",
-    "tile", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept",
+    "tile", "at", "coordinates", "element", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept",
     "x_strides", "y_ptr",
     "dy_strides", "print", "abs", "exp", "sigmoid", "range", "float", "type", "super", "dict", "given", "op", "attrs",
     "name",
