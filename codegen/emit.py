@@ -108,7 +108,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     helpers = (
         {"coordinates", "offset", "tile"}
         | {name for name in ("scalar", "largest") if f"{name}(" in body}
-        | ({"element", "kept_tile", "reduced_tile", "share"} if sums else set())
+        | ({"added_up", "element", "kept_tile", "reduced_tile", "share", "zeros"} if sums else set())
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)

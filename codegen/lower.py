@@ -26,7 +26,7 @@ from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.variants import Atom, Variant, atoms
 
-_OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
+_OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
         "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",

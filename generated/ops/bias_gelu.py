@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -46,12 +46,12 @@ def bias_gelu_backward(
     n_reduced: tl.int64, span: tl.int64, approximate: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dbias_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dx_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dbias_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -81,9 +81,9 @@ def bias_gelu_backward(
             dbias_sum += tl.where(mask, dbias, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dx_sum_ptr is not None:
-        tl.store(dx_sum_ptr + part, tl.sum(dx_sum, axis=0)[None, :], mask=exists)
+        tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
     if dbias_sum_ptr is not None:
-        tl.store(dbias_sum_ptr + part, tl.sum(dbias_sum, axis=0)[None, :], mask=exists)
+        tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
 class BiasGelu(PointwiseOp):

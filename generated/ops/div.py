@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import (
+    added_up,
+    coordinates,
+    element,
+    kept_tile,
+    offset,
+    reduced_tile,
+    scalar,
+    share,
+    tile,
+    zeros,
+)
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -41,12 +52,12 @@ def div_backward(
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dx_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dother_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -69,9 +80,9 @@ def div_backward(
             dother_sum += tl.where(mask, dother, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dx_sum_ptr is not None:
-        tl.store(dx_sum_ptr + part, tl.sum(dx_sum, axis=0)[None, :], mask=exists)
+        tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
     if dother_sum_ptr is not None:
-        tl.store(dother_sum_ptr + part, tl.sum(dother_sum, axis=0)[None, :], mask=exists)
+        tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
 class Div(PointwiseOp):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
 from ..runtime.math import sigmoid
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -40,12 +40,12 @@ def glu_pair_backward(
     span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    da_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    db_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    da_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    db_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -66,9 +66,9 @@ def glu_pair_backward(
             db_sum += tl.where(mask, db, 0.0)
     part = tl.program_id(1) * n_kept + k
     if da_sum_ptr is not None:
-        tl.store(da_sum_ptr + part, tl.sum(da_sum, axis=0)[None, :], mask=exists)
+        tl.store(da_sum_ptr + part, added_up(da_sum, BLOCK_R), mask=exists)
     if db_sum_ptr is not None:
-        tl.store(db_sum_ptr + part, tl.sum(db_sum, axis=0)[None, :], mask=exists)
+        tl.store(db_sum_ptr + part, added_up(db_sum, BLOCK_R), mask=exists)
 
 
 class GluPair(PointwiseOp):

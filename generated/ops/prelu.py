@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def prelu_backward(
     span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dweight_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dweight_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -59,7 +59,7 @@ def prelu_backward(
             dweight_sum += tl.where(mask, dweight, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dweight_sum_ptr is not None:
-        tl.store(dweight_sum_ptr + part, tl.sum(dweight_sum, axis=0)[None, :], mask=exists)
+        tl.store(dweight_sum_ptr + part, added_up(dweight_sum, BLOCK_R), mask=exists)
 
 
 class Prelu(PointwiseOp):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
 from ..runtime.math import relu
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -40,12 +40,12 @@ def reglu_backward(
     n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dgate_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dup_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dgate_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dup_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -65,9 +65,9 @@ def reglu_backward(
             dup_sum += tl.where(mask, dup, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dgate_sum_ptr is not None:
-        tl.store(dgate_sum_ptr + part, tl.sum(dgate_sum, axis=0)[None, :], mask=exists)
+        tl.store(dgate_sum_ptr + part, added_up(dgate_sum, BLOCK_R), mask=exists)
     if dup_sum_ptr is not None:
-        tl.store(dup_sum_ptr + part, tl.sum(dup_sum, axis=0)[None, :], mask=exists)
+        tl.store(dup_sum_ptr + part, added_up(dup_sum, BLOCK_R), mask=exists)
 
 
 class Reglu(PointwiseOp):

@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, scalar, share, tile
+from ..runtime.kernels import (
+    added_up,
+    coordinates,
+    element,
+    kept_tile,
+    offset,
+    reduced_tile,
+    scalar,
+    share,
+    tile,
+    zeros,
+)
 from ..runtime.math import floordiv, mod
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 @triton.jit
 def remainder_forward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, sizes, patch_sizes, n: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
@@ -31,7 +42,7 @@ def remainder_forward(
         other = scalar(other_number, COMPUTE)
     else:
         other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
-    y = mod(x, other)
+    y = mod(x, other, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 
@@ -42,12 +53,12 @@ def remainder_backward(
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dother_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dx_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dother_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -68,9 +79,9 @@ def remainder_backward(
             dother_sum += tl.where(mask, dother, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dx_sum_ptr is not None:
-        tl.store(dx_sum_ptr + part, tl.sum(dx_sum, axis=0)[None, :], mask=exists)
+        tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
     if dother_sum_ptr is not None:
-        tl.store(dother_sum_ptr + part, tl.sum(dother_sum, axis=0)[None, :], mask=exists)
+        tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
 class Remainder(PointwiseOp):

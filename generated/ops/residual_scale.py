@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import coordinates, element, kept_tile, offset, reduced_tile, share, tile
+from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def residual_scale_backward(
     reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
+    k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
-    dx_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dresidual_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-    dscale_sum = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    dx_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dresidual_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
+    dscale_sum = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(first, last, BLOCK_R):
-        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
@@ -68,11 +68,11 @@ def residual_scale_backward(
             dscale_sum += tl.where(mask, dscale, 0.0)
     part = tl.program_id(1) * n_kept + k
     if dx_sum_ptr is not None:
-        tl.store(dx_sum_ptr + part, tl.sum(dx_sum, axis=0)[None, :], mask=exists)
+        tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
     if dresidual_sum_ptr is not None:
-        tl.store(dresidual_sum_ptr + part, tl.sum(dresidual_sum, axis=0)[None, :], mask=exists)
+        tl.store(dresidual_sum_ptr + part, added_up(dresidual_sum, BLOCK_R), mask=exists)
     if dscale_sum_ptr is not None:
-        tl.store(dscale_sum_ptr + part, tl.sum(dscale_sum, axis=0)[None, :], mask=exists)
+        tl.store(dscale_sum_ptr + part, added_up(dscale_sum, BLOCK_R), mask=exists)
 
 
 class ResidualScale(PointwiseOp):

@@ -635,7 +635,7 @@ class PointwiseOp(RuntimeOp):
         stored = [m.dtype for m in grads.values()]
         values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
-                  "RAGGED": space.ragged or (block_k > 1 and split.kept[-1][0] % layout.VECTOR != 0)}  # fmt: skip
+                  "RAGGED": space.ragged or (block_k > 1 and not split.inner_kept)}  # fmt: skip
         finish = []
         for name in names:
             total = f"d{name}"

@@ -87,14 +87,13 @@ def divided(i, size, reciprocal, RAGGED: tl.constexpr):
             q = i // size
         else:
             multiplier, shift = (reciprocal >> 5).to(tl.uint32), (reciprocal & 31).to(tl.uint32)
-            q = (tl.umulhi(i.to(tl.uint32) * 2, multiplier) >> shift).to(tl.int32)
+            q = tl.umulhi(i.to(tl.uint32) * 2, multiplier) >> shift
         if not RAGGED:  # whole vectors lie in one row: the compiler does not see it through a product
             if len(i.shape) == 1:
                 q = tl.max_constancy(q, VECTOR)
-            elif i.shape[0] == 1 and i.shape[1] >= VECTOR:
+            elif i.shape[1] >= VECTOR:
                 q = tl.max_constancy(q, [1, VECTOR])
-            elif i.shape[1] == 1 and i.shape[0] >= VECTOR:
-                q = tl.max_constancy(q, [VECTOR, 1])
+        q = q.to(i.dtype)
         return q, i - q * size
     else:
         return i, tl.zeros_like(i)
@@ -122,10 +121,18 @@ def offset(i, at, strides):
 
 
 @triton.jit
-def kept_tile(n_kept, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The kept indices of this program as a row [1, BLOCK_K], and which of them exist."""
+def kept_tile(
+    n_kept, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """The kept indices of this program, and which of them exist: a row [1, BLOCK_K] beside a column of reduced ones.
+
+    Where one of the two is single all is of one dim: with two, the loads of one tile would get different layouts.
+    """
     k, exists = tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    return k[None, :], exists[None, :]
+    if BLOCK_K == 1 or BLOCK_R == 1:
+        return k, exists
+    else:
+        return k[None, :], exists[None, :]
 
 
 @triton.jit
@@ -143,22 +150,45 @@ def share(n_reduced, reduced_strides, span, WIDE: tl.constexpr):
 
 
 @triton.jit
-def reduced_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
-    """The reduced indices of this step as a column [BLOCK_R, 1], and which of them exist."""
-    r = start + lanes(BLOCK_R, RAGGED)[:, None]
+def reduced_tile(
+    start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """The reduced indices of this step, and which of them exist: a column [BLOCK_R, 1] beside a row of kept ones."""
+    r = start + lanes(BLOCK_R, RAGGED)
     if WIDE:
         r = r.to(tl.int64)
-    return r, r < n_reduced
+    if BLOCK_K == 1 or BLOCK_R == 1:
+        return r, r < n_reduced
+    else:
+        return r[:, None], r[:, None] < n_reduced
 
 
 @triton.jit
 def element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED: tl.constexpr):
-    """The linear indices [BLOCK_R, BLOCK_K] of kept and reduced indices. Reduced vectors lie in one row in a line of them."""
+    """The linear indices of a tile of kept and reduced indices. In two dims memory runs along the kept ones."""
     kept = offset(k, coordinates(k, kept_sizes, RAGGED), kept_strides)
-    if k.shape[1] == 1:
+    if len(r.shape) == 1:
         return kept + offset(r, coordinates(r, reduced_sizes, RAGGED), reduced_strides)
     else:
         return kept + offset(r, coordinates(r, reduced_sizes, True), reduced_strides)
+
+
+@triton.jit
+def zeros(COMPUTE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+    """A sum for each element of a tile: they are added up at the end."""
+    if BLOCK_K == 1 or BLOCK_R == 1:
+        return tl.zeros([BLOCK_K * BLOCK_R], COMPUTE)
+    else:
+        return tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+
+
+@triton.jit
+def added_up(sums, BLOCK_R: tl.constexpr):
+    """The sums over the reduced indices of a tile, in the shape of its kept indices."""
+    if BLOCK_R == 1:
+        return sums
+    else:
+        return tl.sum(sums, axis=0, keep_dims=True)
 
 
 @triton.jit
@@ -173,9 +203,9 @@ def sum_partials(
     BLOCK_R: tl.constexpr,
 ):
     """total[k] = the sum over p of part[p, k]: always in the same order."""
-    k, exists = kept_tile(n_kept, None, WIDE, False, BLOCK_K)
-    total = tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
+    k, exists = kept_tile(n_kept, None, WIDE, False, BLOCK_K, BLOCK_R)
+    total = zeros(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(0, n_parts, BLOCK_R):
-        p, within = reduced_tile(start, n_parts, WIDE, False, BLOCK_R)
+        p, within = reduced_tile(start, n_parts, WIDE, False, BLOCK_K, BLOCK_R)
         total += tl.load(part_ptr + p * n_kept + k, mask=within & exists, other=0.0)
-    tl.store(total_ptr + k, tl.sum(total, axis=0)[None, :], mask=exists)
+    tl.store(total_ptr + k, added_up(total, BLOCK_R), mask=exists)

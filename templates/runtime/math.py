@@ -702,15 +702,22 @@ def divide(a, b):
 
 
 @triton.jit
-def fmod(a, b):
-    """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C."""
+def fmod(a, b, HALF: tl.constexpr = False):
+    """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
+
+    libdevice's takes subnormals for 0. By its cheaper form NaN is left where b is subnormal and |a| >= 2**104.
+    """
     a, b = alike(a, b)
     if INTERPRETED or a.dtype.is_int():
         return a % b
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
+    elif HALF:
+        scale = tl.where((tl.abs(b) < 1.1754943508222875e-38) & (b != 0), 16777216.0, 1.0)
+        r = libdevice.fmod(a * scale, b * scale) * tl.where(scale == 1.0, 1.0, 5.960464477539063e-08)
+        return tl.where(tl.abs(a) < tl.abs(b), a, r)
     else:
-        # libdevice's flushes subnormals: first by 2**64 b where b is near them, then what is left and b times 2**64.
+        # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
         d = tl.where(tiny, b * 18446744073709551616.0, b)
         r = tl.where(tl.abs(a) < tl.abs(d), a, libdevice.fmod(a, d))
@@ -719,10 +726,10 @@ def fmod(a, b):
 
 
 @triton.jit
-def mod(a, b):
+def mod(a, b, HALF: tl.constexpr = False):
     """a - b * floor(a / b), rounded once: the sign of the divisor, as in Python."""
     a, b = alike(a, b)
-    r = fmod(a, b)
+    r = fmod(a, b, HALF)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 

@@ -402,8 +402,13 @@ def run(text: str, tensors: Mapping[str, float], attrs: Mapping[str, float]) -> 
     names: dict[str, Any] = {n: np.float64(v) for n, v in tensors.items()}
     host = type("Host", (), {"attrs": dict(attrs)})()
     names |= {n: np.float64(eval(t, {"self": host})) for n, t in module.scalars}
-    names |= {n: eval(t, {"self": host}) for n, t in module.choices}
-    names |= {"tl": tl, "square": lambda v: v * v, "remainder": lambda a, b: a % b, "mod": lambda a, b: a % b}
+    names |= {"HALF": False} | {n: eval(t, {"self": host}) for n, t in module.choices}
+    names |= {
+        "tl": tl,
+        "square": lambda v: v * v,
+        "remainder": lambda a, b: a % b,
+        "mod": lambda a, b, half=False: a % b,
+    }
     lines = [line for line in module.forward.body if "tl.load" not in line and " = scalar(" not in line]
     store = next(k for k, line in enumerate(lines) if line.startswith("tl.store(y_ptr + i, "))
     lines[store] = "result = " + lines[store].removeprefix("tl.store(y_ptr + i, ").removesuffix(", mask=mask)")
@@ -482,7 +487,7 @@ def test_points_at_which_a_slip_shows_are_drawn(name: str) -> None:
 ALREADY = [
     "mask", "pid", "x_ptr", "grad", "self", "ctx", "e", "i", "k", "n", "r", "part", "first", "last", "start", "span",
     "share",
-    "tile", "at", "coordinates", "element", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept",
+    "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "largest", "sizes", "kept_sizes", "reduced_sizes", "patch_sizes", "n_kept",
     "x_strides", "y_ptr",
     "dy_strides", "print", "abs", "exp", "sigmoid", "range", "float", "type", "super", "dict", "given", "op", "attrs",
     "name",
