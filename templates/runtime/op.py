@@ -687,13 +687,15 @@ class Split:
         return out
 
     def shape(self, multiprocessors: int) -> tuple[int, int, int]:
-        """BLOCK_K, BLOCK_R and the number of parts: wide along memory, enough programs to fill the device."""
+        """BLOCK_K, BLOCK_R and the number of parts: wide along memory, enough programs to fill the device evenly."""
         if self.inner_kept:
-            block_k, block_r = (128, 16) if self.n_kept >= 64 else (16, 128)
+            block_k, block_r, each = (128, 16, 32) if self.n_kept >= 64 else (16, 128, 32)
+        elif self.n_reduced >= 256 or self.n_kept < 64:
+            block_k, block_r, each = 1, 2048 if self.n_reduced >= 4096 else 1024, 64
         else:
-            block_k, block_r = (1, 1024) if self.n_reduced >= 256 or self.n_kept < 64 else (128, 16)
+            block_k, block_r, each = 128, 16, 32
         tiles = _cdiv(self.n_kept, block_k)
-        parts = max(1, min(_cdiv(16 * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
+        parts = max(1, min(_cdiv(each * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
         return block_k, block_r, parts
 
 
