@@ -11,6 +11,7 @@ KEY := $(shell cat pyproject.toml constraints-dev.txt | cksum | cut -d' ' -f1)
 GEN := .venv-gen/ready-$(KEY)
 DEV := .venv/ready-$(KEY)
 JOBS ?= auto
+GPU_JOBS ?= 16
 TESTS ?=
 
 .PHONY: generate test test-gpu check check-full lint bench clean
@@ -28,7 +29,7 @@ test: $(DEV)
 	.venv/bin/python -m pytest -n $(JOBS) $(TESTS)
 
 test-gpu: $(DEV)
-	.venv/bin/python -m pytest -m gpu $(TESTS)
+	.venv/bin/python -m pytest -m gpu -n $(GPU_JOBS) --dist worksteal $(TESTS)
 
 lint: $(DEV)
 	.venv/bin/ruff check .

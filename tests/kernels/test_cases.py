@@ -1081,3 +1081,16 @@ def test_more_dims_than_a_kernel_takes(name: str) -> None:
     y = case(name).call(given, attrs_of(name))[0]
     wide = torch.stack([torch.randn(y.shape, device=DEVICE)] * 2, 2).movedim(0, -1).contiguous().movedim(-1, 0)[:, :, 0]
     same(*(differentiate(name, v, attrs_of(name), dy) for v, dy in ((laid, wide), (given, wide.contiguous()))))
+
+
+ODD = present(*"neg abs sin tan asin atan sinh tanh asinh atanh expm1 log1p erf floor ceil round trunc frac sqrt".split())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ODD)
+def test_a_zero_has_the_sign_that_it_has_in_torch(name: str, dtype: str) -> None:
+    """Some versions of Triton take -x for 0 - x."""
+    x = tensor([0.0, -0.0], dtype)
+    (got,) = case(name).call({tensors(name)[0].name: x}, attrs_of(name))
+    want = reference(name, {tensors(name)[0].name: x}, attrs_of(name))
+    assert torch.equal(got, want) and torch.equal(torch.signbit(got), torch.signbit(want))
