@@ -104,11 +104,10 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
     body = "\n".join([*m.forward.body, *((*m.backward.prelude, *m.backward.body) if m.backward else ())])
-    sums = m.backward is not None and bool(plan.summed)
     helpers = (
-        {"coordinates", "offset", "tile"}
+        {"tile"}
+        | ({"coordinates", "offset"} if any(k is not None and k.strided for k in (m.forward, m.backward)) else set())
         | {name for name in ("scalar", "largest") if f"{name}(" in body}
-        | ({"added_up", "element", "kept_tile", "reduced_tile", "share", "zeros"} if sums else set())
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)

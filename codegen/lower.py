@@ -85,6 +85,11 @@ class KernelText:
     """Statements that stand before the loop of a kernel that has one."""
 
     @property
+    def strided(self) -> bool:
+        """Whether it reads or writes a tensor that may have strides."""
+        return any("offset(i, at, " in line for line in self.body)
+
+    @property
     def header(self) -> str:
         """The `def` line; a long one is filled, several parameters a line, and left alone by formatters."""
         line = f"def {self.name}({', '.join(self.params)}):"

@@ -36,7 +36,6 @@ def ceil_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    at = coordinates(i, sizes, RAGGED)
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 

@@ -11,20 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import (
-    added_up,
-    coordinates,
-    element,
-    kept_tile,
-    offset,
-    reduced_tile,
-    scalar,
-    share,
-    tile,
-    zeros,
-)
+from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import floordiv
 from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +49,6 @@ def floor_divide_backward(
     for start in range(first, last, BLOCK_R):
         r, within = reduced_tile(start, n_reduced, WIDE, RAGGED, BLOCK_K, BLOCK_R)
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
-        at = coordinates(i, sizes, RAGGED)
         mask = exists & within
         if dx_ptr is not None:
             tl.store(dx_ptr + i, 0.0, mask=mask)

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
-from ..runtime.kernels import added_up, coordinates, element, kept_tile, offset, reduced_tile, share, tile, zeros
+from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
     import torch

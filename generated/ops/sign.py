@@ -37,7 +37,6 @@ def sign_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    at = coordinates(i, sizes, RAGGED)
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 

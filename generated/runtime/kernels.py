@@ -1,6 +1,6 @@
-"""What the kernels of all ops call: tiles, offsets, scalars, and the second stage of sums.
+"""What the kernels of all ops call: tiles, coordinates, offsets, scalars.
 
-`sizes` are the extents of merged dims 1 to 3 and then their reciprocals, `strides` those of dims 0 to 3, in elements; absent
+`sizes` are the extents of merged dims 1 to 3 and then their inverses, `strides` those of dims 0 to 3, in elements; absent
 dims have extent 1. RAGGED says that rows hold no whole number of vectors.
 A tensor that is dense in the order of iteration has `strides` None: it is read at the linear index.
 """
@@ -77,16 +77,16 @@ def tile(n, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def divided(i, size, reciprocal, RAGGED: tl.constexpr):
+def divided(i, size, inverse, RAGGED: tl.constexpr):
     """Quotient and rest of i / size; an extent of 1 is a constant, and divides nothing.
 
-    By the extent's reciprocal, for a division costs some 20 instructions (Granlund and Montgomery, 1994); below 2**31.
+    By the extent's inverse, for a division costs some 20 instructions (Granlund and Montgomery, 1994); below 2**31.
     """
     if isinstance(size, tl.tensor):
         if i.dtype == tl.int64:
             q = i // size
         else:
-            multiplier, shift = (reciprocal >> 5).to(tl.uint32), (reciprocal & 31).to(tl.uint32)
+            multiplier, shift = (inverse >> 5).to(tl.uint32), (inverse & 31).to(tl.uint32)
             q = tl.umulhi(i.to(tl.uint32) * 2, multiplier) >> shift
         if not RAGGED:  # whole vectors lie in one row: the compiler does not see it through a product
             if len(i.shape) == 1:
@@ -118,94 +118,3 @@ def offset(i, at, strides):
         return i
     else:
         return at[0] * strides[0] + at[1] * strides[1] + at[2] * strides[2] + at[3] * strides[3]
-
-
-@triton.jit
-def kept_tile(
-    n_kept, patch_sizes, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """The kept indices of this program, and which of them exist: a row [1, BLOCK_K] beside a column of reduced ones.
-
-    Where one of the two is single all is of one dim: with two, the loads of one tile would get different layouts.
-    """
-    k, exists = tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K)
-    if BLOCK_K == 1 or BLOCK_R == 1:
-        return k, exists
-    else:
-        return k[None, :], exists[None, :]
-
-
-@triton.jit
-def share(n_reduced, reduced_strides, span, WIDE: tl.constexpr):
-    """First and last reduced index of this program. Where nothing is reduced: one step, a loop that compiles away."""
-    if reduced_strides is None:
-        return 0, 1
-    else:
-        first = tl.program_id(1) * span
-        last = tl.minimum(first + span, n_reduced)
-        if WIDE:
-            return first, last
-        else:
-            return first.to(tl.int32), last.to(tl.int32)  # 64-bit division is slow
-
-
-@triton.jit
-def reduced_tile(
-    start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """The reduced indices of this step, and which of them exist: a column [BLOCK_R, 1] beside a row of kept ones."""
-    r = start + lanes(BLOCK_R, RAGGED)
-    if WIDE:
-        r = r.to(tl.int64)
-    if BLOCK_K == 1 or BLOCK_R == 1:
-        return r, r < n_reduced
-    else:
-        return r[:, None], r[:, None] < n_reduced
-
-
-@triton.jit
-def element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED: tl.constexpr):
-    """The linear indices of a tile of kept and reduced indices. In two dims memory runs along the kept ones."""
-    kept = offset(k, coordinates(k, kept_sizes, RAGGED), kept_strides)
-    if len(r.shape) == 1:
-        return kept + offset(r, coordinates(r, reduced_sizes, RAGGED), reduced_strides)
-    else:
-        return kept + offset(r, coordinates(r, reduced_sizes, True), reduced_strides)
-
-
-@triton.jit
-def zeros(COMPUTE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
-    """A sum for each element of a tile: they are added up at the end."""
-    if BLOCK_K == 1 or BLOCK_R == 1:
-        return tl.zeros([BLOCK_K * BLOCK_R], COMPUTE)
-    else:
-        return tl.zeros([BLOCK_R, BLOCK_K], COMPUTE)
-
-
-@triton.jit
-def added_up(sums, BLOCK_R: tl.constexpr):
-    """The sums over the reduced indices of a tile, in the shape of its kept indices."""
-    if BLOCK_R == 1:
-        return sums
-    else:
-        return tl.sum(sums, axis=0, keep_dims=True)
-
-
-@triton.jit
-def sum_partials(
-    part_ptr,
-    total_ptr,
-    n_parts: tl.int64,
-    n_kept: tl.int64,
-    COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    """total[k] = the sum over p of part[p, k]: always in the same order."""
-    k, exists = kept_tile(n_kept, None, WIDE, False, BLOCK_K, BLOCK_R)
-    total = zeros(COMPUTE, BLOCK_K, BLOCK_R)
-    for start in range(0, n_parts, BLOCK_R):
-        p, within = reduced_tile(start, n_parts, WIDE, False, BLOCK_K, BLOCK_R)
-        total += tl.load(part_ptr + p * n_kept + k, mask=within & exists, other=0.0)
-    tl.store(total_ptr + k, added_up(total, BLOCK_R), mask=exists)

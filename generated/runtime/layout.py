@@ -94,12 +94,12 @@ class Space:
 
 
 def divisors(sizes: Sequence[int]) -> tuple[int, ...]:
-    """What `coordinates` divides by: the extents of merged dims 1 to 3, absent ones 1, then the reciprocal of each."""
+    """What `coordinates` divides by: the extents of merged dims 1 to 3, absent ones 1, then the inverse of each."""
     inner = (*sizes[1:], 1, 1, 1)[: RANK - 1]
-    return (*inner, *(reciprocal(size) for size in inner))
+    return (*inner, *(inverse(size) for size in inner))
 
 
-def reciprocal(size: int) -> int:
+def inverse(size: int) -> int:
     """2**(31 + s) / size rounded up, below 2**32, with the shift s in its last 5 bits: for i < 2**31 the product with i has
     floor(i / size) above bit 31 + s (Granlund and Montgomery, Division by invariant integers using multiplication, 1994).
     """

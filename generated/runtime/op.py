@@ -625,7 +625,7 @@ class PointwiseOp(RuntimeOp):
                       pointers: dict[str, str], compute: str, written: Mapping[str, Operand], grads: Mapping[str, Meta],
                       scratch: dict[str, Meta], multiprocessors: int) -> list[Launch]:  # fmt: skip
         """One pass that sums the gradients `names` over the axes of `pattern`, and the second stage where it has parts."""
-        from .kernels import sum_partials
+        from .sums import sum_partials
 
         assert self.backward is not None
         split = split_space(space, pattern)

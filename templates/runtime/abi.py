@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _TUPLES = {"_strides": 4, "patch_sizes": 3, "sizes": 6}
-"""Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their reciprocals."""
+"""Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their inverses."""
 
 
 @dataclass(frozen=True)

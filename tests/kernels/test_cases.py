@@ -1083,7 +1083,9 @@ def test_more_dims_than_a_kernel_takes(name: str) -> None:
     same(*(differentiate(name, v, attrs_of(name), dy) for v, dy in ((laid, wide), (given, wide.contiguous()))))
 
 
-ODD = present(*"neg abs sin tan asin atan sinh tanh asinh atanh expm1 log1p erf floor ceil round trunc frac sqrt".split())
+ODD = present(
+    *"neg abs sin tan asin atan sinh tanh asinh atanh expm1 log1p erf floor ceil round trunc frac sqrt".split()
+)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
