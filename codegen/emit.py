@@ -22,7 +22,8 @@ from codegen import manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
-from codegen.lower import Module, lower, natural, python
+from codegen.lower import KernelText, Module, lower, natural, python
+from codegen.lower_rows import lower_rows
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, schedule
 from codegen.spec import INTS, AttrDecl, Call, Expr, Name, Number, OpSpec, TensorDecl, Text, Unary, class_name, spell
@@ -60,7 +61,7 @@ def render(
     planned = [(v, p) for v in verdicts if (p := schedule(v, report)) is not None]
     files = [*_runtime(config), *_package(config, [p.name for _, p in planned] + list(kept))]
     for verdict, plan in planned:
-        facts = (("schedule", "pointwise"), ("residuals", residual_names(verdict)))
+        facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
         files.append(_op(config, plan, facts))
         if config.tests:
             files.append(_test(config, plan))
@@ -93,20 +94,23 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
 
 
 def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> GeneratedFile:
-    module = lower(plan, config.mode)
-    source = _environment().get_template("pointwise.py.j2").render(**_context(plan, module))
+    module = lower(plan, config.mode) if plan.rows is None else lower_rows(plan, config.mode)
+    template = f"{plan.schedule}.py.j2"
+    source = _environment().get_template(template).render(**_context(plan, module))
     text = formatted(source)
     _check_module(plan.name, text)
-    sources = (f"{plan.op.file}#{plan.name}", "templates/pointwise.py.j2")
+    parts = ("_op.j2",) if plan.rows is None else ("_op.j2", "_passes.j2")
+    sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in (template, *parts)))
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
 
 
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
-    body = "\n".join([*m.forward.body, *((*m.backward.prelude, *m.backward.body) if m.backward else ())])
+    kernels = [k for k in (m.forward, m.backward) if k is not None]
+    body = "\n".join(k.text for k in kernels)
     helpers = (
-        {"tile"}
-        | ({"coordinates", "offset"} if any(k is not None and k.strided for k in (m.forward, m.backward)) else set())
+        ({"tile"} if plan.rows is None else set())
+        | ({"coordinates", "offset"} if any(k.strided for k in kernels) else set())
         | {name for name in ("scalar", "largest") if f"{name}(" in body}
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
@@ -115,7 +119,8 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     return {
         "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "uses_host": "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)]),
-        "summed": [f"d{n}" for n in plan.summed],
+        "summed": [f"d{n}" for n in plan.summed], "base": "PointwiseOp" if plan.rows is None else "RowOp", "rows": _rows(plan),
+        "row_helpers": _row_helpers(kernels),
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a)) for a in op.attrs],
@@ -126,6 +131,41 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
+    }  # fmt: skip
+
+
+_ROW_HELPERS = ("row_any", "row_max", "row_min", "row_product", "row_sum")
+
+
+def _row_helpers(kernels: Sequence[KernelText]) -> list[str]:
+    """What a module of row kernels imports from the runtime's rows."""
+    body = "\n".join(k.text for k in kernels)
+    partial = any(getattr(k, "partial", ()) for k in kernels)
+    whole = any(not getattr(k, "partial", ()) for k in kernels)
+    names = [
+        "column_tile",
+        "columns",
+        "row_tile",
+        *(["row_start"] if whole else []),
+        *(n for n in _ROW_HELPERS if f"{n}(" in body),
+    ]
+    return sorted([*names, *(("column_sum", "row_share", "store_columns") if partial else ())])
+
+
+def _rows(plan: OpPlan) -> dict[str, Any] | None:
+    """What the class of a row op states: the reduced axes, and the statistics that are kept."""
+    if plan.rows is None:
+        return None
+    graph = plan.graphs[0][1]
+    order = [*graph.axes]
+    packs = {a.name for a in graph.axes.values() if a.pack and a.name != "..."}
+    nodes = {b.name: b.node for _, g in plan.graphs for b in g.bindings}
+    saved = []
+    for name in plan.rows.saved:
+        dims = ", ".join(f"{a}..." if a in packs else a for a in order if a in nodes[name].axes)
+        saved.append(f'Tensor("{name}", "{dims}", "{"compute" if nodes[name].kind == "float" else "i64"}")')
+    return {
+        "reduced": [a for a in order if a in plan.rows.reduced], "saved": saved, "needs_elements": plan.rows.needs_elements,
     }  # fmt: skip
 
 
@@ -359,7 +399,9 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
         values = [f'"{e}"' for e in attr.enum] if attr.type == "enum" else ["False", "True"]
         cases = [{**c, attr.name: v} for c in cases for v in values]
     for attr in op.attrs:
-        if _default(attr) is None:
+        if attr.axis and _default(attr) is None:
+            cases = [{**c, attr.name: v} for c in cases for v in ("-1", "0")]
+        elif _default(attr) is None:
             cases = [{**c, attr.name: "2" if attr.type == "int" else "0.75"} for c in cases]
     domains = {d.name: (d.low, d.high) for d in op.domain}
     context = {

@@ -28,7 +28,7 @@ def facts(op: OpSpec, report: Report) -> dict[str, object]:
 
 def facts_of(verdict: Verdict, report: Report) -> dict[str, object]:
     plan = schedule(verdict, report) if verdict.ok else None
-    return {"schedule": "pointwise" if plan is not None else "none", "residuals": residual_names(verdict)}
+    return {"schedule": plan.schedule if plan is not None else "none", "residuals": residual_names(verdict)}
 
 
 def residual_names(verdict: Verdict) -> list[str]:

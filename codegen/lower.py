@@ -27,7 +27,8 @@ from codegen.schedule import OpPlan, stripped
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
-        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes"}  # fmt: skip
+        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP",
+        "column_sum", "column_tile", "columns", "row_any", "row_max", "row_min", "row_product", "row_share", "row_sum", "row_tile", "store_columns"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",
 }  # fmt: skip
@@ -49,7 +50,7 @@ _KIND_TESTS = {
 """Compile-time tests of what the numbers are that a kernel computes with."""
 
 
-_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_at|_stride_\w+|_\d+|^c\d+)$")
+_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_stride_\w+|_\d+|^c\d+)$")
 """The endings of names that lowering makes itself."""
 
 
@@ -83,6 +84,11 @@ class KernelText:
     body: tuple[str, ...]
     prelude: tuple[str, ...] = ()
     """Statements that stand before the loop of a kernel that has one."""
+
+    @property
+    def text(self) -> str:
+        """All statements that are not the nest's own."""
+        return "\n".join((*self.prelude, *self.body))
 
     @property
     def strided(self) -> bool:
@@ -128,7 +134,7 @@ class _Item:
 
 
 @dataclass
-class _Used:
+class Used:
     """What the statements of one kernel need as parameters."""
 
     scalars: dict[str, None] = field(default_factory=dict)
@@ -142,10 +148,10 @@ class _Used:
 # ---------------------------------------------------------------------------------------------- expressions
 
 
-class _Printer:
+class Printer:
     """Prints the nodes of one variant as Triton."""
 
-    def __init__(self, owner: _Lowering, graph: Graph, used: _Used, exacting: Collection[str]) -> None:
+    def __init__(self, owner: Lowering, graph: Graph, used: Used, exacting: Collection[str]) -> None:
         self.owner, self.graph, self.used, self.exacting = owner, graph, used, exacting
         self.names: dict[int, str] = {}
         for tensor in graph.tensors.values():
@@ -157,7 +163,7 @@ class _Printer:
     def _print(self, node: Node) -> tuple[str, int]:
         if node.serial in self.names:
             return self.names[node.serial], ATOM
-        if node.host and node.op != "const":
+        if self.hosted(node):
             name = self.owner.scalar(node, self.used)
             return (f"({name} != 0)" if node.kind == "bool" else name), ATOM
         if node.op == "const":
@@ -180,6 +186,10 @@ class _Printer:
         if node.op in INFIX and TABLE[node.op].triton == INFIX[node.op][0]:
             return self._infix(node)
         return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
+
+    def hosted(self, node: Node) -> bool:
+        """Whether the value is computed before the launch."""
+        return node.host and node.op != "const"
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -261,10 +271,10 @@ class _Printer:
 
 def lower(plan: OpPlan, mode: str = "training") -> Module:
     """The text of an op's kernels. `mode` inference leaves the backward out."""
-    return _Lowering(plan).module(mode == "training")
+    return Lowering(plan).module(mode == "training")
 
 
-class _Lowering:
+class Lowering:
     def __init__(self, plan: OpPlan) -> None:
         self.plan, self.op = plan, plan.op
         self.atoms = atoms(plan.op, Report())
@@ -322,7 +332,7 @@ class _Lowering:
     def exact_division(self, node: Node) -> bool:
         return node.serial in self.rounded
 
-    def scalar(self, node: Node, used: _Used) -> str:
+    def scalar(self, node: Node, used: Used) -> str:
         """The parameter that carries a host value, computed in float64 before the launch."""
         text = python(node)
         name = next((n for n, t in self.hosted.items() if t == text), None)
@@ -333,7 +343,7 @@ class _Lowering:
         used.scalars[name] = None
         return name
 
-    def condition(self, atom: Atom, values: Sequence[object], used: _Used) -> str:
+    def condition(self, atom: Atom, values: Sequence[object], used: Used) -> str:
         """The compile-time test that a variant's atom has one of these values."""
         if atom.kind in ("tensor", "cotangent"):
             used.asked[atom.name] = None
@@ -367,7 +377,7 @@ class _Lowering:
 
     # -------------------------------------------------------------------------------- merging variants
 
-    def merge(self, per_variant: dict[Variant, list[_Item]], used: _Used) -> list[str]:
+    def merge(self, per_variant: dict[Variant, list[_Item]], used: Used) -> list[str]:
         """One body: statements that are the same in all variants plain, others under the choice that tells them apart."""
         keys: list[tuple[str, ...]] = []
         for items in per_variant.values():
@@ -410,7 +420,7 @@ class _Lowering:
         return list(groups.values())
 
     def _block(self, universe: list[Variant], parts: list[list[Variant]], members: list[tuple[str, ...]],
-               texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], used: _Used) -> list[str]:  # fmt: skip
+               texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], used: Used) -> list[str]:  # fmt: skip
         bodies = [[line for key in members for line in texts[part[0]].get(key, ())] for part in parts]
         if len(parts) == 1:
             return bodies[0]
@@ -430,7 +440,7 @@ class _Lowering:
             left = [v for v in left if v not in parts[p]]
         return out
 
-    def _tests(self, universe: list[Variant], part: list[Variant], used: _Used) -> str:
+    def _tests(self, universe: list[Variant], part: list[Variant], used: Used) -> str:
         """The shortest test over atoms that holds in `part` alone, of the variants still possible."""
         asked = [a for a in self.atoms if len({v[a.key] for v in universe}) > 1]
         for count in range(1, len(asked) + 1):
@@ -451,7 +461,7 @@ class _Lowering:
 
     # -------------------------------------------------------------------------------- statements
 
-    def statements(self, graph: Graph, printer: _Printer, bindings: Iterable[Bound], roots: list[Node],
+    def statements(self, graph: Graph, printer: Printer, bindings: Iterable[Bound], roots: list[Node],
                    aliases: Collection[str]) -> list[_Item]:  # fmt: skip
         """The bindings that the roots need, as the spec has them; their names are known to the printer from then on.
 
@@ -476,7 +486,7 @@ class _Lowering:
             out.append(_Item(("let", bound.name), (*above, f"{name} = {text}{comment}")))
         return out
 
-    def loads(self, graph: Graph, printer: _Printer, roots: list[Node], names: Sequence[str],
+    def loads(self, graph: Graph, printer: Printer, roots: list[Node], names: Sequence[str],
               bindings: Iterable[Bound]) -> list[_Item]:  # fmt: skip
         """Loads of the tensors that the roots read; a part read by `at` takes the name that the spec gives it."""
         reached = list(walk(roots))
@@ -499,7 +509,7 @@ class _Lowering:
                     out.append(
                         _Item(
                             ("part", own),
-                            (f"{own} = {_loaded(f'{self.names[name]}_at{where}', tensor.kind, tensor.dtype)}",),
+                            (f"{own} = {loaded(f'{self.names[name]}_at{where}', tensor.kind, tensor.dtype)}",),
                         )
                     )
             elif any(n.op == "read" and n.params[0] == name for n in reached):
@@ -507,7 +517,7 @@ class _Lowering:
         return out
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
-        load = f"{self.names[name]} = {_loaded(f'{name}_ptr + offset(i, at, {name}_strides)', kind, dtype)}"
+        load = f"{self.names[name]} = {loaded(f'{name}_ptr + offset(i, at, {name}_strides)', kind, dtype)}"
         if not scalar:
             return (load,)
         return (
@@ -538,16 +548,16 @@ class _Lowering:
                     self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
 
     def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
-                items: Callable[[Graph, _Printer, Collection[str]], list[_Item]]) -> tuple[_Used, list[str]]:  # fmt: skip
+                items: Callable[[Graph, Printer, Collection[str]], list[_Item]]) -> tuple[Used, list[str]]:  # fmt: skip
         """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
 
         A name that is another name in one variant (`low = x if min is None else ...`) is best set in both, so that what
         follows stands once; unless the other name is what the rest of the formula speaks of.
         """
 
-        def built(aliases: Collection[str]) -> tuple[_Used, list[str], set[str]]:
-            used = _Used()
-            bodies = {v: items(g, _Printer(self, g, used, exacting), aliases) for v, g in graphs}
+        def built(aliases: Collection[str]) -> tuple[Used, list[str], set[str]]:
+            used = Used()
+            bodies = {v: items(g, Printer(self, g, used, exacting), aliases) for v, g in graphs}
             named = {i.key[1] for body in bodies.values() for i in body if i.key[0] == "let"}
             return used, self.merge(bodies, used), named
 
@@ -556,7 +566,7 @@ class _Lowering:
         return (again, other) if len(other) < len(body) else (used, body)
 
     def _forward(self) -> KernelText:
-        def items(graph: Graph, printer: _Printer, aliases: Collection[str]) -> list[_Item]:
+        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[_Item]:
             roots = [p for t in graph.outputs for p in _parts(t.node)]
             out = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
@@ -570,7 +580,7 @@ class _Lowering:
         params += self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
-    def _stores(self, graph: Graph, printer: _Printer, name: str, node: Node | None) -> list[str]:
+    def _stores(self, graph: Graph, printer: Printer, name: str, node: Node | None) -> list[str]:
         assert node is not None
         parts = _parts(node)
         kind = graph.tensors[name].kind if name in graph.tensors else "float"  # a gradient
@@ -584,7 +594,7 @@ class _Lowering:
         ]
 
     def _backward(self) -> KernelText:
-        def items(graph: Graph, printer: _Printer, aliases: Collection[str]) -> list[_Item]:
+        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[_Item]:
             targets = [t for t in graph.gradients if t.node is not None]
             roots = [p for t in targets for p in _parts(stripped(t, graph))]
             bindings = (*graph.bindings, *graph.let)
@@ -618,7 +628,7 @@ class _Lowering:
             "backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"]
         )
 
-    def _gradient(self, graph: Graph, printer: _Printer, target: Target) -> list[_Item]:
+    def _gradient(self, graph: Graph, printer: Printer, target: Target) -> list[_Item]:
         """The gradient's statement and its store, or its share of a sum."""
         name, node = target.name, stripped(target, graph)
         grad = self.grads[name]
@@ -716,7 +726,7 @@ class _Lowering:
         return []
 
     def _kernel(
-        self, suffix: str, params: list[str], extents: list[str], used: _Used, body: Sequence[str], blocks: list[str]
+        self, suffix: str, params: list[str], extents: list[str], used: Used, body: Sequence[str], blocks: list[str]
     ) -> KernelText:
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
         every = [
@@ -754,8 +764,9 @@ def _step(name: str, axis: str, k: int) -> str:
     return "" if k == 0 else f" + {name}_stride_{axis}" if k == 1 else f" + {k} * {name}_stride_{axis}"
 
 
-def _loaded(address: str, kind: str, dtype: str) -> str:
-    load = f"tl.load({address}, mask=mask)"
+def loaded(address: str, kind: str, dtype: str, mask: str = "mask") -> str:
+    """A load, in the dtype that a kernel computes with."""
+    load = f"tl.load({address}, mask={mask})"
     if kind == "bool":
         return f"{load}.to(tl.int1)"
     return load if kind == "int" and dtype != "number" else f"{load}.to(COMPUTE)"

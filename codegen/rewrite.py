@@ -72,6 +72,11 @@ def _is_default(node: Node, value: float) -> bool:
 
 def _drop_absent(b: Builder, node: Node) -> Node | None:
     """`x + 0`, `x * 1`, `max(x, -inf)` with the constant that stands for an absent tensor: that tensor is not there."""
+    if node.op == "reduce" and node.params[0] in ("sum", "mean", "max", "min"):
+        inner = node.args[0]
+        if inner.op == "const" and inner.params[2] and (node.params[0] != "sum" or inner.params[0] == 0):
+            return b.const(inner.params[0], node.axes, default=True)
+        return None
     if node.op not in ("add", "sub", "mul", "div", "maximum", "minimum"):
         return None
     left, right = node.args

@@ -9,13 +9,14 @@ yet. The choice is a total function of the graph, with a printed reason. `explai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from codegen.diagnostics import Report
-from codegen.ir import Graph, Node, Target, Tensor, walk
+from codegen.ir import Graph, Node, Target, Tensor, spell, walk
 from codegen.precision import exacting
 from codegen.primitives import TABLE
+from codegen.rows import NoRows, Rows, expanded, rows
 from codegen.spec import Axes, OpSpec
 from codegen.variants import Variant
 from codegen.verify import Verdict
@@ -42,6 +43,12 @@ class OpPlan:
     residuals: tuple[str, ...]
     exacting: tuple[frozenset[str], frozenset[str]]
     """Calls of the forward and of the backward kernel that keep full precision where results are stored in half."""
+    rows: Rows | None = None
+    """The loops of an op that reduces; None where every element stands for itself."""
+
+    @property
+    def schedule(self) -> str:
+        return "pointwise" if self.rows is None else "row"
 
     @property
     def name(self) -> str:
@@ -63,31 +70,71 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     if op.schedule == "none":
         return None
     try:
-        return _pointwise(verdict)
-    except _NoSchedule as fault:
+        reduces = any(n.op == "reduce" for _, g in verdict.graphs for n in walk([t.node for t in g.outputs if t.node]))
+        return _rows(verdict) if reduces else _pointwise(verdict)
+    except (_NoSchedule, NoRows) as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
         return None
 
 
-def _pointwise(verdict: Verdict) -> OpPlan:
-    op = verdict.op
+def _check_effects(op: OpSpec) -> None:
     if op.buffers or op.state or op.update is not None:
         raise _NoSchedule("it updates buffers or state")
     if not op.outputs:
         raise _NoSchedule("it has no outputs")
+
+
+def _differentiable(op: OpSpec) -> tuple[str, ...]:
+    """Inputs and params that have a gradient, in the spec's order."""
+    if op.backward is None or not op.backward.differentiable:
+        return ()
+    entries = {e.name: e.kind for e in op.backward.entries}
+    return tuple(
+        t.name for t in op.inputs + op.params if entries.get(t.name, "not_differentiable") != "not_differentiable"
+    )
+
+
+def _rows(verdict: Verdict) -> OpPlan:
+    op = verdict.op
+    _check_effects(op)
+    graphs = tuple((v, expanded(g)) for v, g in verdict.graphs)
+    shape = rows(op, [g for _, g in graphs])
+    forward, backward = set[str](), set[str]()
+    for _, graph in graphs:
+        keeps = {b.node.serial for b in graph.bindings if b.name in shape.saved}
+        forward |= _reads(
+            [*(t.node for t in graph.outputs), *(b.node for b in graph.bindings if b.name in shape.saved)]
+        )
+        backward |= _reads((t.node for t in graph.gradients), keeps)
+    names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
+    reads = tuple(n for n in names if n in backward)
+    cotangents = {f"d{o.name}" for o in op.outputs}
+    over = ", ".join(a for a in graphs[0][1].axes if a in shape.reduced)
+    return OpPlan(
+        op, graphs, f"its reductions are all over ({over}): a program has whole rows, one value of the other axes each", (),
+        tuple(n for n in names if n in forward), reads, _differentiable(op), shape.partial,
+        (*(n for n in reads if n not in cotangents), *shape.saved), (_calls(graphs, False), _calls(graphs, True)), shape,
+    )  # fmt: skip
+
+
+def _calls(graphs: Iterable[tuple[Variant, Graph]], backward: bool) -> frozenset[str]:
+    """Every call that has a cheaper form: what a reduction makes of its error has not been measured."""
+    targets = (t.node for _, g in graphs for t in (g.gradients if backward else g.outputs))
+    nodes = walk([n for n in targets if n is not None])
+    return frozenset(spell(n) for n in nodes if n.op in TABLE and TABLE[n.op].coarse)
+
+
+def _pointwise(verdict: Verdict) -> OpPlan:
+    op = verdict.op
+    _check_effects(op)
     sliced = _sliced(g for _, g in verdict.graphs)
     forward, backward = set[str](), set[str]()
     for _, graph in verdict.graphs:
         _check_graph(op, graph, sliced)
         forward |= _reads(t.node for t in graph.outputs)
         backward |= _reads(stripped(t, graph) for t in graph.gradients if t.node is not None)
-    entries = (
-        {e.name: e.kind for e in op.backward.entries} if op.backward is not None and op.backward.differentiable else {}
-    )
-    gradients = tuple(
-        t.name for t in op.inputs + op.params if entries.get(t.name, "not_differentiable") != "not_differentiable"
-    )
+    gradients = _differentiable(op)
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     reads = tuple(n for n in names if n in backward)
     graph = verdict.graphs[0][1]
@@ -110,8 +157,18 @@ def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: boo
     return found
 
 
-def _reads(nodes: Iterable[Node | None]) -> set[str]:
-    return {n.params[0] for n in walk([r for r in nodes if r is not None]) if n.op in ("read", "largest")}
+def _reads(nodes: Iterable[Node | None], keeps: Collection[int] = ()) -> set[str]:
+    """The tensors below the nodes; `keeps` are the serials of values that are read again themselves."""
+    seen, pending, out = set[int](), [r for r in nodes if r is not None], set[str]()
+    while pending:
+        node = pending.pop()
+        if node.serial in seen or node.serial in keeps:
+            continue
+        seen.add(node.serial)
+        pending += node.args
+        if node.op in ("read", "largest"):
+            out.add(node.params[0])
+    return out
 
 
 def _sliced(graphs: Iterable[Graph]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from .ops.acosh import Acosh as Acosh
 from .ops.acosh import acosh as acosh
 from .ops.add import Add as Add
 from .ops.add import add as add
+from .ops.add_rms_norm import AddRmsNorm as AddRmsNorm
+from .ops.add_rms_norm import add_rms_norm as add_rms_norm
 from .ops.add_silu import AddSilu as AddSilu
 from .ops.add_silu import add_silu as add_silu
 from .ops.addcdiv import Addcdiv as Addcdiv
@@ -119,6 +121,8 @@ from .ops.log2 import Log2 as Log2
 from .ops.log2 import log2 as log2
 from .ops.log10 import Log10 as Log10
 from .ops.log10 import log10 as log10
+from .ops.log_softmax import LogSoftmax as LogSoftmax
+from .ops.log_softmax import log_softmax as log_softmax
 from .ops.logaddexp import Logaddexp as Logaddexp
 from .ops.logaddexp import logaddexp as logaddexp
 from .ops.logical_and import LogicalAnd as LogicalAnd
@@ -173,6 +177,8 @@ from .ops.remainder import Remainder as Remainder
 from .ops.remainder import remainder as remainder
 from .ops.residual_scale import ResidualScale as ResidualScale
 from .ops.residual_scale import residual_scale as residual_scale
+from .ops.rms_norm import RmsNorm as RmsNorm
+from .ops.rms_norm import rms_norm as rms_norm
 from .ops.round import Round as Round
 from .ops.round import round as round
 from .ops.rsqrt import Rsqrt as Rsqrt
@@ -193,6 +199,10 @@ from .ops.sin import Sin as Sin
 from .ops.sin import sin as sin
 from .ops.sinh import Sinh as Sinh
 from .ops.sinh import sinh as sinh
+from .ops.softmax import Softmax as Softmax
+from .ops.softmax import softmax as softmax
+from .ops.softmin import Softmin as Softmin
+from .ops.softmin import softmin as softmin
 from .ops.softplus import Softplus as Softplus
 from .ops.softplus import softplus as softplus
 from .ops.softshrink import Softshrink as Softshrink

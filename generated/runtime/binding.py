@@ -102,7 +102,7 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: _Torch | None = None) -> An
                 f"{op.name} has no backward (its spec says `not_differentiable`, or the package was generated for inference), and an input requires a gradient: detach it"
             )
     else:
-        outputs = lib.function.apply(op, tuple(given), *given.values())
+        outputs = lib.function.apply(op, tuple(given), *given.values())[: len(op.outputs)]
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -208,10 +208,11 @@ def _dense(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
     return {**given, **{n: (v.expand(shape) if n in free else v).contiguous() for n, v in many.items()}}
 
 
-def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> tuple[torch.Tensor, ...]:
+def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = False) -> tuple[torch.Tensor, ...]:
+    """The outputs; `saving` also what the forward keeps for the backward, behind them."""
     plan, given = _planned(op, op.plan_forward, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
-    outputs = _allocate(plan.outputs, device, lib)
+    outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
     if plan.launches:
         _launch(
             op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib
@@ -278,7 +279,7 @@ def _autograd_function(torch: Any) -> Any:
 
         @staticmethod
         def forward(op: RuntimeOp, names: tuple[str, ...], *values: Any) -> tuple[torch.Tensor, ...]:
-            return _forward(op, dict(zip(names, values)), _library())
+            return _forward(op, dict(zip(names, values)), _library(), saving=True)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -289,9 +290,10 @@ def _autograd_function(torch: Any) -> Any:
             ctx.metas = _metas(given, lib)
             ctx.device = output[0].device
             ctx.set_materialize_grads(False)
-            outputs = dict(zip((t.name for t in op.outputs), output))
+            outputs = dict(zip((t.name for t in (*op.outputs, *op.saved)), output))
             ctx.mark_non_differentiable(
-                *(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point())
+                *(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point()),
+                *output[len(op.outputs) :],
             )
             everything = {**given, **outputs}
             kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor)]

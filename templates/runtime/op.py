@@ -117,6 +117,8 @@ class Plan:
     compute: str = "f32"
     zeros: tuple[str, ...] = ()
     """Outputs that nothing is summed into: filled with zeros."""
+    saved: Mapping[str, Meta] = field(default_factory=dict)
+    """What the forward allocates and writes beside its outputs for the backward, where a gradient is wanted."""
 
 
 class RuntimeOp:
@@ -127,12 +129,16 @@ class RuntimeOp:
     params: ClassVar[tuple[Tensor, ...]] = ()
     buffers: ClassVar[tuple[Tensor, ...]] = ()
     outputs: ClassVar[tuple[Tensor, ...]] = ()
+    saved: ClassVar[tuple[Tensor, ...]] = ()
+    """Statistics that the forward writes for the backward alone."""
     residuals: ClassVar[tuple[str, ...]] = ()
-    """Inputs, params and outputs that the backward kernels read."""
+    """Inputs, params, outputs and statistics that the backward kernels read."""
     gradients: ClassVar[tuple[str, ...]] = ()
     """Inputs and params that have a gradient, in the spec's order."""
     equals: ClassVar[Mapping[str, str]] = {}
     """Gradients that are the gradient of another tensor where the two tensors have one shape and dtype: written once."""
+    elementwise: ClassVar[bool] = True
+    """Whether an element of a gradient comes of one element of each cotangent."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
@@ -237,7 +243,7 @@ class RuntimeOp:
         """Visits the arguments of forward launch `i`, each under the kernel parameter's name."""
         views = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
         plan = self.plan_forward({n: _meta(v) for n, v in views.items()})
-        views |= dict(zip(plan.outputs, outputs)) | dict(zip(plan.scratch, scratch))
+        views |= dict(zip(plan.outputs, outputs)) | dict(zip(plan.scratch, scratch)) | dict(zip(plan.saved, residuals))
         self._visit(plan, i, views, visitor)
 
     def pack_backward_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],
@@ -248,6 +254,7 @@ class RuntimeOp:
         """Visits the arguments of backward launch `i`; a gradient that is not needed is None."""
         views: dict[str, Any] = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
         views |= dict(zip((t.name for t in self.outputs), outputs))
+        views |= dict(zip((t.name for t in self.saved), residuals))
         views |= dict(zip((f"d{t.name}" for t in self.outputs), grad_outputs))
         grads = dict(zip((t.name for t in self.inputs + self.params), (*grad_inputs, *grad_params)))
         needed = tuple(n for n in self.gradients if grads.get(n) is not None)
@@ -296,7 +303,8 @@ def _meta(view: Any) -> Given:
     return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view
 
 
-def _cdiv(a: int, b: int) -> int:
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
     return -(-a // b)
 
 
@@ -524,9 +532,9 @@ class PointwiseOp(RuntimeOp):
         """The sizes of the patches that the space is cut into, or None for tiles in a row; and how many programs there are."""
         patch = layout.patch(space, operands)
         if patch is None:
-            return None, _cdiv(space.count, BLOCK)
+            return None, cdiv(space.count, BLOCK)
         rows, between, columns = patch
-        return patch, space.count // (rows * columns) * _cdiv(rows, BLOCK // layout.SIDE) * _cdiv(columns, layout.SIDE)
+        return patch, space.count // (rows * columns) * cdiv(rows, BLOCK // layout.SIDE) * cdiv(columns, layout.SIDE)
 
     @staticmethod
     def _dense(operand: Operand, space: Space) -> bool:
@@ -630,8 +638,8 @@ class PointwiseOp(RuntimeOp):
         assert self.backward is not None
         split = split_space(space, pattern)
         block_k, block_r, parts = split.shape(multiprocessors)
-        span = _cdiv(_cdiv(split.n_reduced, parts), block_r) * block_r
-        parts = _cdiv(split.n_reduced, span)
+        span = cdiv(cdiv(split.n_reduced, parts), block_r) * block_r
+        parts = cdiv(split.n_reduced, span)
         stored = [m.dtype for m in grads.values()]
         values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
@@ -644,7 +652,7 @@ class PointwiseOp(RuntimeOp):
                 scratch[total] = Meta(compute, (parts, split.n_kept), (split.n_kept, 1))
                 finish.append(name)
             pointers[f"d{name}_sum_ptr"] = total
-        out = [Launch(self.backward, (_cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
+        out = [Launch(self.backward, (cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
         last_k, last_r = (128, 16) if split.n_kept >= 64 else (1, 1024)
         second = Kernel.of(sum_partials)
         for name in finish:
@@ -653,7 +661,7 @@ class PointwiseOp(RuntimeOp):
             out.append(
                 Launch(
                     second,
-                    (_cdiv(split.n_kept, last_k), 1, 1),
+                    (cdiv(split.n_kept, last_k), 1, 1),
                     {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"},
                     settings,
                 )
@@ -694,8 +702,8 @@ class Split:
             block_k, block_r, each = 1, 2048 if self.n_reduced >= 4096 else 1024, 64
         else:
             block_k, block_r, each = 128, 16, 32
-        tiles = _cdiv(self.n_kept, block_k)
-        parts = max(1, min(_cdiv(each * multiprocessors, tiles), _cdiv(self.n_reduced, 2 * block_r), 65535))
+        tiles = cdiv(self.n_kept, block_k)
+        parts = max(1, min(cdiv(each * multiprocessors, tiles), cdiv(self.n_reduced, 2 * block_r), 65535))
         return block_k, block_r, parts
 
 

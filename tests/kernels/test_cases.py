@@ -64,7 +64,10 @@ def attrs_of(name: str) -> dict[str, Any]:
     one, decls = case(name), {a.name: a for a in specs()[name].attrs}
     values = one._all_attrs({})
     missing = inspect.Parameter.empty
-    return {n: (2 if decls[n].type == "int" else 0.75) if v is missing else v for n, v in values.items()}
+    return {
+        n: (-1 if decls[n].axis else 2 if decls[n].type == "int" else 0.75) if v is missing else v
+        for n, v in values.items()
+    }
 
 
 def choices(name: str) -> list[dict[str, Any]]:

@@ -1,0 +1,196 @@
+"""Ops that reduce along one set of axes: what their kernels are launched with.
+
+The axes split into kept ones, a row each, and reduced ones. Both are merged as memory allows; a program has whole rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from . import layout
+from .layout import Axis, Operand, Space
+from .op import Given, Kernel, Launch, Meta, Plan, PointwiseOp, Split, Tensor, TooManyDims, cdiv, split_space
+
+TILE = 8192
+"""Elements of a tile at most: what a row may have to be read once."""
+CHUNK = 4096
+"""Elements of a step where a row is longer."""
+
+
+class RowOp(PointwiseOp):
+    """An op whose values are rows along `reduced`, and one value a row."""
+
+    elementwise = False
+    reduced: ClassVar[tuple[str, ...]] = ()
+    needs_elements: ClassVar[bool] = False
+    """Whether there must be something to reduce, as for a maximum."""
+
+    @property
+    def _own_outputs(self) -> tuple[Tensor, ...]:
+        return (*self.outputs, *self.saved)
+
+    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
+        operands = self._bind(self.tensors, given)
+        extents = self._extents(operands, self.tensors)
+        compute = self._compute_dtype(given)
+        space = self._space(extents, list(operands.values()))
+        outputs = {
+            t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, self._within(space, t, extents))
+            for t in self._own_outputs
+        }
+        result = {t.name: outputs[t.name] for t in self.outputs}
+        kept = {t.name: outputs[t.name] for t in self.saved}
+        if not any(math.prod(m.shape) for m in outputs.values()):
+            return Plan(result, saved=kept, compute=compute)
+        self._refuse_empty(extents)
+        bound = {**operands, **self._bind(self._own_outputs, outputs)}
+        launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
+        return Plan(result, launches=(launch,), compute=compute, saved=kept)
+
+    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
+        assert self.backward is not None
+        cotangents = [
+            replace(t, name=f"d{t.name}")
+            for t in self.outputs
+            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
+        ]
+        everything = (*self.tensors, *self._own_outputs, *cotangents)
+        bound = self._bind(everything, given)
+        extents = self._extents(bound, everything)
+        targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in needed]
+        compute = self._compute_dtype(given)
+        space = self._space(extents, list(bound.values()))
+        grads: dict[str, Meta] = {}
+        for target in targets:
+            meta = given[target.name[1:]]
+            assert isinstance(meta, Meta)
+            grads[target.name] = self._allocated(target, meta.dtype, extents, self._within(space, target, extents))
+        if space.count == 0:
+            return Plan(grads, zeros=tuple(grads))
+        partial = [n for n in grads if f"{n}_part_ptr" in self.backward.abi.names]
+        names = {**bound, **self._bind(targets, grads)}
+        launch = self._launch(
+            self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial
+        )
+        n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
+        if not partial:
+            return Plan(grads, launches=(launch,))
+        scratch = {f"{n}_part": Meta(compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
+        return Plan(grads, scratch, (launch, *(self._finish(n, parts, n_reduced, launch) for n in partial)))
+
+    # -------------------------------------------------------------------------------- spaces
+
+    def _refuse_empty(self, extents: Mapping[Axis, int]) -> None:
+        if self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+            raise IndexError(
+                f"{self.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
+            )
+
+    def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
+        return frozenset(a for a in axes if a[0] in self.reduced)
+
+    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand]) -> Space:
+        axes = self._axes(extents)
+        pattern = self._pattern(axes)
+        whole = [o for o in operands if any(a in pattern for a in o.strides)] or list(operands)
+        ordered = layout.iterate(axes, extents, whole, (pattern,))
+        return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
+
+    def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
+        """The part of the space that a tensor has, in the same order."""
+        own = {n for d in layout.parse_dims(tensor.dims) for n in d.axes}
+        order = tuple(a for a in space.order if a[0] in own)
+        return Space(order, {a: extents[a] for a in order}, (), ())
+
+    # -------------------------------------------------------------------------------- launches
+
+    def _launch(self, kernel: Kernel, bound: Mapping[str, Operand], space: Space, compute: str, stored: Sequence[str],
+                multiprocessors: int, partial: Sequence[str] = ()) -> Launch:  # fmt: skip
+        import triton.language as tl
+
+        axes = {a for a in space.order if space.extents[a] != 1}
+        pattern = self._pattern(list(axes))
+        split = split_space(space, pattern)
+        tile = Tile.of(split, bool(partial), multiprocessors)
+        values: dict[str, Any] = {
+            **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
+            "span": tile.span, "COMPUTE": tl.float64 if compute == "f64" else tl.float32, "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
+            "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
+        }  # fmt: skip
+        groups = {"kept": [], "reduced": []}  # type: dict[str, list[tuple[Axis, ...]]]
+        for group in space.dims:
+            groups["reduced" if group[0] in pattern else "kept"].append(group)
+        sizes = {"kept": [n for n, _ in split.kept], "reduced": [n for n, _ in split.reduced]}
+        reach = max(split.n_kept + tile.block_k, split.n_reduced + tile.block_r, tile.parts * split.n_reduced)
+        for param in kernel.abi.params:
+            for part in ("kept", "reduced"):
+                if param.name.endswith(f"_{part}_strides"):
+                    operand = bound.get(param.name.removesuffix(f"_{part}_strides"))
+                    steps = [] if operand is None else [operand.strides.get(g[-1], 0) for g in groups[part]]
+                    values[param.name] = strides = self._strides(steps, sizes[part])
+                    if strides is not None:
+                        values[f"{part}_sizes"] = layout.divisors(sizes[part])
+            if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
+                reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
+        values["WIDE"] = reach + tile.block_r >= 2**31
+        pointers = {p.name: p.name[:-4] for p in kernel.abi.params if p.role == "ptr"}
+        programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
+        return Launch(kernel, (programs, 1, 1), pointers, values, tile.warps)
+
+    def _strides(self, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
+        """Strides over merged dims; None where they are those of the linear index itself."""
+        linear, step = [], 1
+        for size in reversed(sizes):
+            linear.insert(0, step)
+            step *= size
+        if steps == linear:
+            return None
+        if len(steps) > layout.RANK:
+            raise TooManyDims(f"{self.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
+        return tuple((*steps, 0, 0, 0, 0)[: layout.RANK])
+
+    def _finish(self, name: str, parts: int, n_reduced: int, launch: Launch) -> Launch:
+        """Adds up what the programs have, in the order of their numbers."""
+        from .sums import sum_partials
+
+        block_k, block_r = (128, 16) if n_reduced >= 64 else (1, 1024)
+        settings = {"n_parts": parts, "n_kept": n_reduced, "COMPUTE": launch.values["COMPUTE"], "WIDE": launch.values["WIDE"],
+                    "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
+        pointers = {"part_ptr": f"{name}_part", "total_ptr": name}
+        return Launch(Kernel.of(sum_partials), (cdiv(n_reduced, block_k), 1, 1), pointers, settings)
+
+
+class Tile:
+    """The tile of a program: BLOCK_K rows by BLOCK_R elements, whether it loops over a row, warps, and rows of a program."""
+
+    def __init__(self, block_k: int, block_r: int, loop: bool, warps: int, span: int, parts: int) -> None:
+        self.block_k, self.block_r, self.loop, self.warps, self.span, self.parts = (
+            block_k,
+            block_r,
+            loop,
+            warps,
+            span,
+            parts,
+        )
+
+    @staticmethod
+    def of(split: Split, partial: bool, multiprocessors: int) -> Tile:
+        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side."""
+        width = max(1, split.n_reduced)
+        padded = 1 << (width - 1).bit_length()
+        if split.inner_kept and split.n_kept > 1:
+            block_k = min(64, 1 << (split.n_kept - 1).bit_length())
+            block_r = min(padded, max(1, TILE // 4 // block_k))
+        else:
+            block_r = padded if padded <= TILE else CHUNK
+            block_k = max(1, min(2048 // block_r, 1 << (max(split.n_kept, 1) - 1).bit_length()))
+        loop = split.n_reduced > block_r or split.n_reduced == 0
+        warps = min(16, max(4, block_k * block_r // 1024))
+        rows = cdiv(split.n_kept, block_k)
+        parts = max(1, min(rows, 2 * multiprocessors)) if partial else rows
+        span = cdiv(rows, parts) * block_k
+        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1)

@@ -1,0 +1,147 @@
+"""What kernels of rows call: tiles of rows and columns, the ends of reductions, and sums over the rows.
+
+A program has BLOCK_K rows and walks over them BLOCK_R elements at a time; where a row fits in one tile (not LOOP) each walk is
+one step, the compiler sees that its loads are those of the walk before, and the row is read once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .kernels import lanes
+from .math import INTERPRETED
+
+
+@triton.jit
+def row_start(WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The first row of this program."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    return pid * BLOCK_K
+
+
+@triton.jit
+def row_tile(start, n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The rows of this step as a column [BLOCK_K, 1], and which of them exist."""
+    k = start + tl.arange(0, BLOCK_K)[:, None]
+    if WIDE:
+        k = k.to(tl.int64)
+    return k, k < n_kept
+
+
+@triton.jit
+def columns(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """How far a walk over a row goes: one step, known at compile time, where the row fits in a tile."""
+    if LOOP:
+        return n_reduced
+    else:
+        return BLOCK_R
+
+
+@triton.jit
+def column_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The elements of this step as a row [1, BLOCK_R], and which of them exist."""
+    r = start + lanes(BLOCK_R, RAGGED)
+    if WIDE:
+        r = r.to(tl.int64)
+    else:
+        r = r.to(tl.int32)
+    return r[None, :], r[None, :] < n_reduced
+
+
+# ---------------------------------------------------------------------------------------------- ends of reductions
+
+
+@triton.jit
+def row_sum(acc):
+    """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1]."""
+    return tl.sum(acc, axis=1, keep_dims=True)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _times(a, b):
+    return a * b
+
+
+@triton.jit
+def row_max(acc):
+    """The largest; NaN where there is one, which `tl.max` would drop on a GPU."""
+    if INTERPRETED:  # it reduces by functions of its own one by one
+        nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
+        return tl.where(nan > 0, float("nan"), tl.max(acc, axis=1, keep_dims=True))
+    else:
+        return tl.reduce(acc, 1, _larger, keep_dims=True)
+
+
+@triton.jit
+def row_min(acc):
+    """The smallest; NaN where there is one."""
+    if INTERPRETED:
+        nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
+        return tl.where(nan > 0, float("nan"), tl.min(acc, axis=1, keep_dims=True))
+    else:
+        return tl.reduce(acc, 1, _smaller, keep_dims=True)
+
+
+@triton.jit
+def row_product(acc):
+    """The product."""
+    return tl.reduce(acc, 1, _times, keep_dims=True)
+
+
+@triton.jit
+def row_any(acc):
+    """Whether one of them holds."""
+    return tl.max(acc.to(tl.int32), axis=1, keep_dims=True) > 0
+
+
+# ---------------------------------------------------------------------------------------------- sums over the rows
+
+
+@triton.jit
+def row_share(n_kept, span, WIDE: tl.constexpr):
+    """First and last row of this program."""
+    first = tl.program_id(0) * span
+    last = tl.minimum(first + span, n_kept)
+    if WIDE:
+        return first, last
+    else:
+        return first.to(tl.int32), last.to(tl.int32)
+
+
+@triton.jit
+def column_sum(acc, value, mask, part_ptr, r, within, again, n_reduced, LOOP: tl.constexpr):
+    """Takes a tile into the sum over the rows: in registers, or where a row is no single tile in the program's own part of
+    memory, so that no two programs meet. `again` says that the part has been begun."""
+    if part_ptr is None:
+        return acc
+    elif LOOP:
+        at = part_ptr + tl.program_id(0) * n_reduced + r
+        total = tl.sum(tl.where(mask, value, 0.0), axis=0, keep_dims=True)
+        tl.debug_barrier()  # other lanes of this program wrote it
+        total += tl.where(again, tl.load(at, mask=within, other=0.0), 0.0)
+        tl.store(at, total, mask=within)
+        return acc
+    else:
+        return acc + tl.where(mask, value, 0.0)
+
+
+@triton.jit
+def store_columns(acc, part_ptr, n_reduced, WIDE: tl.constexpr, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Writes the program's part of a sum over the rows, unless it is there already."""
+    if part_ptr is not None:
+        if not LOOP:
+            r, within = column_tile(0, n_reduced, WIDE, False, BLOCK_R)
+            tl.store(part_ptr + tl.program_id(0) * n_reduced + r, tl.sum(acc, axis=0, keep_dims=True), mask=within)
