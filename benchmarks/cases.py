@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from generated.runtime.layout import parse_dims
+from generated.runtime.op import Meta
 from generated.runtime.testing import TORCH, Case
 from generated.runtime.views import FLOATS, INTS, ITEM_SIZES
 
@@ -260,7 +261,11 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
         n for n, o in outputs.items() if o.is_floating_point() and (pointers is None or f"d{n}_ptr" in pointers)
     ]
     names = [*op.residuals, *cotangents, *launched]  # a cotangent is as large as its output, a gradient as its input
-    return sum(size(everything[n]) for n in names)
+    kinds = {v: k for k, v in TORCH.items()}
+    metas = {n: Meta(kinds[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
+    kept = op.plan_forward(metas).saved if getattr(op, "saved", ()) else {}
+    saved = {n: math.prod(m.shape) * ITEM_SIZES[m.dtype] for n, m in kept.items()}
+    return sum(saved[n] if n in saved else size(everything[n]) for n in names)
 
 
 def _shared(op: Any, name: str, launched: Sequence[str], given: Mapping[str, torch.Tensor]) -> bool:

@@ -22,11 +22,25 @@ from codegen import manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
-from codegen.lower import KernelText, Module, lower, natural, python
+from codegen.lower import Module, lower, natural, python
 from codegen.lower_rows import lower_rows
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, schedule
-from codegen.spec import INTS, AttrDecl, Call, Expr, Name, Number, OpSpec, TensorDecl, Text, Unary, class_name, spell
+from codegen.spec import (
+    INTS,
+    AttrDecl,
+    Axes,
+    Call,
+    Expr,
+    Name,
+    Number,
+    OpSpec,
+    TensorDecl,
+    Text,
+    Unary,
+    class_name,
+    spell,
+)
 from codegen.tree import GeneratedFile
 from codegen.variants import subexpressions
 from codegen.verify import Verdict
@@ -111,7 +125,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     helpers = (
         ({"tile"} if plan.rows is None else set())
         | ({"coordinates", "offset"} if any(k.strided for k in kernels) else set())
-        | {name for name in ("scalar", "largest") if f"{name}(" in body}
+        | {name for name in ("scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)
@@ -120,36 +134,17 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "uses_host": "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)]),
         "summed": [f"d{n}" for n in plan.summed], "base": "PointwiseOp" if plan.rows is None else "RowOp", "rows": _rows(plan),
-        "row_helpers": _row_helpers(kernels),
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
-        "attrs": [(a.name, _kind(a)) for a in op.attrs],
+        "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
-        "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name) if axis else None, "requires": requires,
+        "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": requires,
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
         "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
-
-
-_ROW_HELPERS = ("row_any", "row_max", "row_min", "row_product", "row_sum")
-
-
-def _row_helpers(kernels: Sequence[KernelText]) -> list[str]:
-    """What a module of row kernels imports from the runtime's rows."""
-    body = "\n".join(k.text for k in kernels)
-    partial = any(getattr(k, "partial", ()) for k in kernels)
-    whole = any(not getattr(k, "partial", ()) for k in kernels)
-    names = [
-        "column_tile",
-        "columns",
-        "row_tile",
-        *(["row_start"] if whole else []),
-        *(n for n in _ROW_HELPERS if f"{n}(" in body),
-    ]
-    return sorted([*names, *(("column_sum", "row_share", "store_columns") if partial else ())])
 
 
 def _rows(plan: OpPlan) -> dict[str, Any] | None:
@@ -169,10 +164,24 @@ def _rows(plan: OpPlan) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _kind(attr: AttrDecl) -> str:
+def _over_pack(op: OpSpec, attr: AttrDecl) -> bool:
+    """Whether an attr places a pack: it takes several dims then."""
+    return any(d.kind == "pack" and d.factors[0].name in attr.axis for t in op.tensors for d in _plain_axes(t).dims)
+
+
+def _plain_axes(decl: TensorDecl) -> Axes:
+    axes = decl.axes
+    while not isinstance(axes, Axes):
+        axes = axes.then
+    return axes
+
+
+def _kind(attr: AttrDecl, pack: bool = False) -> str:
     """What the runtime lets an attr be: `"float"`, `"int?"` where it may be None, or the choices of an enum."""
     if attr.type == "enum":
         return "(" + ", ".join(f'"{e}"' for e in attr.enum) + ")"
+    if attr.axis and pack:
+        return '"dims?"' if attr.all_axes else '"dims"'
     many = "" if attr.arity is None else f"*{attr.arity}"
     return f'"{attr.type}{many}{"?" if attr.optional or attr.all_axes else ""}"'
 
@@ -186,13 +195,8 @@ def _absent_zero(text: str, op: OpSpec) -> str:
 
 
 def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:
-    from codegen.spec import Axes
-
-    axes = decl.axes
-    while not isinstance(axes, Axes):
-        axes = axes.then
     words = []
-    for dim in axes.dims:
+    for dim in _plain_axes(decl).dims:
         factors = [f.name + (f"={f.fixed}" if f.fixed is not None else "") for f in dim.factors]
         words.append(
             f"({' '.join(factors)})"
@@ -243,7 +247,9 @@ def _default(attr: AttrDecl) -> str | None:
     return "None"
 
 
-def _annotation(attr: AttrDecl) -> str:
+def _annotation(attr: AttrDecl, pack: bool = False) -> str:
+    if pack:
+        return "int | tuple[int, ...]" + (" | None" if attr.all_axes else "")
     base = {"float": "float", "int": "int", "bool": "bool", "enum": "str"}[attr.type]
     if attr.arity is not None:
         base = f"{base} | tuple[{', '.join([base] * attr.arity)}]"
@@ -264,7 +270,7 @@ def _signature(op: OpSpec) -> list[str]:
         else:
             attr = op.attr(name)
             default = _default(attr)
-            word = f"{attr.public}: {_annotation(attr)}"
+            word = f"{attr.public}: {_annotation(attr, _over_pack(op, attr))}"
         if default is None and defaulted and "*" not in out:
             out.append("*")
         defaulted = defaulted or default is not None
@@ -277,7 +283,9 @@ def _meaning(op: OpSpec, attr: AttrDecl) -> str:
     if attr.type == "enum":
         return "one of " + ", ".join(attr.enum)
     if attr.axis:
-        return "the position of the axis"
+        return "the position of the axis" + (", or of several; all of them where it is None" if attr.all_axes else "")
+    if attr.keeps:
+        return "whether extents of 1 stay where was reduced"
     words = {"bool": "True or False", "int": "a whole number"}.get(attr.type, "a number")
     words += ", or None" if attr.optional else ""
     domain = next((d for d in op.domain if d.name == attr.name), None)
@@ -399,8 +407,11 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
         values = [f'"{e}"' for e in attr.enum] if attr.type == "enum" else ["False", "True"]
         cases = [{**c, attr.name: v} for c in cases for v in values]
     for attr in op.attrs:
-        if attr.axis and _default(attr) is None:
-            cases = [{**c, attr.name: v} for c in cases for v in ("-1", "0")]
+        if attr.axis and (_default(attr) is None or _over_pack(op, attr)):
+            places = ("-1", "0", "None") if attr.all_axes else ("-1", "0")
+            cases = [{**c, attr.name: v} for c in cases for v in places]
+        elif attr.keeps:
+            cases = [{**c, attr.name: str(k % 2 == 0)} for k, c in enumerate(cases)]
         elif _default(attr) is None:
             cases = [{**c, attr.name: "2" if attr.type == "int" else "0.75"} for c in cases]
     domains = {d.name: (d.low, d.high) for d in op.domain}

@@ -85,7 +85,7 @@ _MODULES = (
     "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "largest", "tl", "triton", "torch",
     "math", "host", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
-_CLASSES = ("Kernel", "PointwiseOp", "Tensor", "Case", "Path", "Any")
+_CLASSES = ("Kernel", "PointwiseOp", "RowOp", "Tensor", "Case", "Path")
 
 
 def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:

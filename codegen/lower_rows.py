@@ -4,7 +4,7 @@ Takes an `OpPlan` with `rows`, returns a `Module` whose kernels are `RowKernel`s
 computed between two passes, what has the axes of a row again in each pass that needs it.
 
     rstd = rsqrt(mean(x * x, N) + eps)  ->  pass 1: rstd_mean_acc += tl.where(mask, x * x, 0.0)
-    y = x * rstd                            then:   rstd_mean = row_sum(rstd_mean_acc) / n_reduced
+    y = x * rstd                            then:   rstd_mean = rows.total(rstd_mean_acc) / n_reduced
                                                     rstd = rsqrt(rstd_mean + eps)
                                             last:   y = x * rstd, and the store
 """
@@ -130,8 +130,9 @@ class _RowLowering(Lowering):
                    targets: Callable[[Graph], list[tuple[str, Node, Target | None]]], writes: list[str],
                    optional: Collection[str], exacting: Collection[str]) -> RowKernel:  # fmt: skip
         used = Used()
+        last = max(self._depth(g, targets(g), kept) for _, g in graphs)
         sections = {
-            v: self._sections(g, _RowPrinter(self, g, used, exacting), reads, kept, targets(g), optional)
+            v: self._sections(g, _RowPrinter(self, g, used, exacting), reads, kept, targets(g), optional, last)
             for v, g in graphs
         }
         partial = tuple(f"d{n}" for n in self.rows.partial) if suffix == "backward" else ()
@@ -173,6 +174,10 @@ class _RowLowering(Lowering):
                 return found[0]
         return frozenset()
 
+    def _axes_at(self, name: str, target: Target | None, graph: Graph) -> frozenset[str]:
+        """The axes of what a target is stored to."""
+        return self._axes_of(target.name if target is not None and target in graph.gradients else name)
+
     def _strided(self, name: str, axes: frozenset[str]) -> list[str]:
         return [
             f"{name}_ptr",
@@ -193,7 +198,7 @@ class _RowLowering(Lowering):
     # -------------------------------------------------------------------------------- one variant
 
     def _sections(self, graph: Graph, printer: _RowPrinter, reads: Sequence[str], kept: Sequence[str],
-                  targets: list[tuple[str, Node, Target | None]], optional: Collection[str]) -> _Sections:  # fmt: skip
+                  targets: list[tuple[str, Node, Target | None]], optional: Collection[str], last: int) -> _Sections:  # fmt: skip
         out = _Sections()
         bindings = (
             (*graph.bindings, *graph.let)
@@ -215,7 +220,6 @@ class _RowLowering(Lowering):
         self._head(out, graph, printer, live, reads, kept)
         self._row_statements(out, printer, bindings, live, levels, 0, ("head", 0))
         reductions = [n for n in live if n.op == "reduce"]
-        last = max((levels[n.serial] for n in reductions), default=0)
         for number in range(last):
             now = [n for n in reductions if levels[n.serial] == number + 1]
             self._pass(
@@ -228,8 +232,13 @@ class _RowLowering(Lowering):
                 [(n, self._name_of(n, owners, printer.names)) for n in now],
             )
             self._row_statements(out, printer, bindings, live, levels, number + 1, ("after", number))
-        self._stores(out, graph, printer, bindings, reads, last, targets, optional)
+        self._last_pass(out, graph, printer, bindings, reads, last, targets, optional)
         return out
+
+    def _depth(self, graph: Graph, targets: list[tuple[str, Node, Target | None]], kept: Sequence[str]) -> int:
+        """How many passes come before the last: the same for all variants, so that they store in one place."""
+        levels = {b.node.serial: 0 for b in graph.bindings if b.name in kept}
+        return max((level(self._term(n, t, graph), levels) for _, n, t in targets), default=0)
 
     def _over_rows(self, target: Target | None, graph: Graph) -> bool:
         return target is not None and target in graph.gradients and target.name in self.rows.partial
@@ -362,10 +371,10 @@ class _RowLowering(Lowering):
             self.temps[key] = name
         return self.temps[key]
 
-    def _stores(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],  # type: ignore[override]
+    def _last_pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
                 number: int, targets: list[tuple[str, Node, Target | None]], optional: Collection[str]) -> None:  # fmt: skip
         """The last pass, with what has elements, and the stores of what has one value a row."""
-        tiles = [(n, node, t) for n, node, t in targets if self._over_rows(t, graph) or self._tile(node)]
+        tiles = [(n, node, t) for n, node, t in targets if self._axes_at(n, t, graph) & self.rows.reduced]
         before = dict(printer.names)
         roots = [self._term(node, t, graph) for _, node, t in tiles]
         out.add("loop", number, self._elements(graph, printer, bindings, reads, roots) if tiles else [])
@@ -392,9 +401,9 @@ class _RowLowering(Lowering):
             items.append(_Item(("grad", name), (f"{own} = {text}",)))
             text = own
         if self._over_rows(target, graph):
-            line = f"{name}_acc = column_sum({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
+            line = f"{name}_acc = rows.add_columns({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
             return [*items, _Item(("store", name), (line,))]
-        axes = self._axes_of(target.name if target in graph.gradients and target is not None else name)
+        axes = self._axes_at(name, target, graph)
         line = f"tl.store({self._address(name, axes)}, {text}, mask={self._mask(axes)})"
         lines = (f"if {name}_ptr is not None:", f"    {line}") if name in optional else (line,)
         return [*items, _Item(("store", name), lines)]
@@ -403,30 +412,35 @@ class _RowLowering(Lowering):
 def _reduction(node: Node, name: str, acc: str, value: str) -> tuple[str, str, str]:
     """How a reduction begins, takes in an element, and ends."""
     word = node.params[0]
+    truth = value if value.isidentifier() else f"({value})"
     if node.args[0].kind == "bool" and word == "sum":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int64)",
-            f"{acc} += (mask & {value}).to(tl.int64)",
-            f"{name} = row_sum({acc})",
+            f"{acc} += (mask & {truth}).to(tl.int64)",
+            f"{name} = rows.total({acc})",
         )
     if word == "any":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)",
-            f"{acc} = {acc} | (mask & {value})",
-            f"{name} = row_any({acc})",
+            f"{acc} = {acc} | (mask & {truth})",
+            f"{name} = rows.holds({acc})",
         )
     if word == "all":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)",
-            f"{acc} = {acc} | (mask & ~{value})",
-            f"{name} = ~row_any({acc})",
+            f"{acc} = {acc} | (mask & ~{truth})",
+            f"{name} = ~rows.holds({acc})",
         )
     neutral = _NEUTRAL[word]
     taken = f"tl.where(mask, {value}, {neutral})"
     if word in ("sum", "mean"):
-        end = f"row_sum({acc})" + (" / n_reduced" if word == "mean" else "")
+        end = f"rows.total({acc})" + (" / n_reduced" if word == "mean" else "")
         return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)", f"{acc} += {taken}", f"{name} = {end}"
     start = f"{acc} = tl.full([BLOCK_K, BLOCK_R], {neutral}, COMPUTE)"
     if word == "prod":
-        return start, f"{acc} *= {taken}", f"{name} = row_product({acc})"
-    return start, f"{acc} = {word}imum({acc}, {taken})", f"{name} = row_{word}({acc})"
+        return start, f"{acc} *= {taken}", f"{name} = rows.product({acc})"
+    return (
+        start,
+        f"{acc} = {word}imum({acc}, {taken})",
+        f"{name} = rows.{'largest' if word == 'max' else 'smallest'}({acc})",
+    )

@@ -2,9 +2,10 @@
 
 Takes a graph with its gradients, returns the values that are saved and why. An input, param or output that a gradient
 reads is kept as it is; an intermediate with fewer axes than the op (a row statistic) is saved in the compute dtype; a
-full-size one is computed again, unless a dot, scan, reduction or gather stands in its way. `save:` overrides.
+full-size one is computed again, unless a dot, scan, reduction or gather stands in its way; what the forward does not compute is
+computed by the backward. `save:` overrides.
 
-    rms_norm -> x (an input), weight (a param), rstd (fewer axes: [...], compute dtype)
+    a norm -> x (an input), weight (a param), rstd (fewer axes: [...], compute dtype)
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class _Finder:
             n.serial for n in walk(graph.roots())
             if n.op == "read" and graph.tensors[n.params[0]].role == "cotangent"
         }  # fmt: skip
+        self.forward = {n.serial for n in walk([t.node for t in graph.outputs if t.node is not None])}
         for node in walk(graph.roots()):
             if any(a.serial in self.late for a in node.args):
                 self.late.add(node.serial)
@@ -79,6 +81,8 @@ class _Finder:
         name = self.names.get(node.serial)
         if node.host or node.serial in self.late:
             return node.host
+        if node.serial not in self.forward:  # the backward's own: a second pass over what it reads anyway
+            return False
         if name is not None and self.listed is not None:
             if name in self.listed:
                 self._keep(name, "listed under `save`", node.axes, "compute")

@@ -3,8 +3,8 @@
 Takes the typed variants of an op, returns its `Rows`: the reduced axes, the statistics that the forward keeps, the gradients
 that are summed over the rows; and the graphs with every reduction in terms of the few that a kernel has.
 
-    softmax over N   ->  reduced (N), 2 passes over a row and one more to store
-    rms_norm         ->  reduced (N), keeps rstd; dweight is summed over the rows
+    e / sum(e, N)    ->  reduced (N), a pass over a row for each reduction, and one to store
+    a norm           ->  reduced (N), keeps rstd; dweight is summed over the rows
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ def _written_out(b: Builder, node: Node) -> Node | None:
     raise NoRows(f"`{name}` has no kernel yet")
 
 
-def rows(op: OpSpec, graphs: Iterable[Graph]) -> Rows:
-    """The one shape of all variants. Raises `NoRows` with the reason."""
-    graphs = tuple(graphs)
+def rows(op: OpSpec, written: Iterable[Graph]) -> tuple[Rows, tuple[Graph, ...]]:
+    """The one shape of all variants, and their graphs written out. Raises `NoRows` with the reason."""
+    written = tuple(written)
+    needs_elements = any(n.op == "reduce" and n.params[0] in ("max", "min") for g in written for n in walk(g.roots()))
+    graphs = tuple(expanded(g) for g in written)
     reduced = _reduced(graphs)
     whole = frozenset[str]().union(*(g.tensors[o.name].axes for g in graphs for o in g.outputs)) | frozenset[
         str
@@ -101,8 +103,7 @@ def rows(op: OpSpec, graphs: Iterable[Graph]) -> Rows:
         for target in graph.gradients:
             if target.node is not None and summed(target, graph, kept):
                 partial[target.name] = None
-    needs = any(n.op == "reduce" and n.params[0] in ("max", "min") for g in graphs for n in walk(g.roots()))
-    return Rows(kept, reduced, tuple(saved), tuple(partial), needs)
+    return Rows(kept, reduced, tuple(saved), tuple(partial), needs_elements), graphs
 
 
 def _reduced(graphs: Iterable[Graph]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, Tensor, spell, walk
 from codegen.precision import exacting
 from codegen.primitives import TABLE
-from codegen.rows import NoRows, Rows, expanded, rows
+from codegen.rows import NoRows, Rows, rows
 from codegen.spec import Axes, OpSpec
 from codegen.variants import Variant
 from codegen.verify import Verdict
@@ -98,8 +98,8 @@ def _differentiable(op: OpSpec) -> tuple[str, ...]:
 def _rows(verdict: Verdict) -> OpPlan:
     op = verdict.op
     _check_effects(op)
-    graphs = tuple((v, expanded(g)) for v, g in verdict.graphs)
-    shape = rows(op, [g for _, g in graphs])
+    shape, written = rows(op, [g for _, g in verdict.graphs])
+    graphs = tuple((v, g) for (v, _), g in zip(verdict.graphs, written))
     forward, backward = set[str](), set[str]()
     for _, graph in graphs:
         keeps = {b.node.serial for b in graph.bindings if b.name in shape.saved}

@@ -2,7 +2,7 @@
 
 Takes nothing; the loader builds these frozen values, every later stage only reads them.
 
-    - op: rms_norm                          OpSpec(name="rms_norm",
+    - op: a_norm                            OpSpec(name="a_norm",
       inputs:  {x: [..., N]}                  inputs=(TensorDecl("x", axes=Axes((Dim("pack", ...), Dim("axis", ...)))),),
       attrs:   {eps: {default: 1e-6}}         attrs=(AttrDecl("eps", "float", default=Number(1e-06)),), ...)
 """

@@ -3,7 +3,7 @@
 Takes an `OpSpec`, returns a `Verdict` (or diagnostics with a counterexample). All in float64, at random points of every
 piece of the domain, with ties and at every kink that an input can be moved to. It is no proof.
 
-    verify_op(spec, report) -> Verdict(op="rms_norm", variants=2, points=5120, worst=3e-15, ...)
+    verify_op(spec, report) -> Verdict(op="a_norm", variants=2, points=5120, worst=3e-15, ...)
 """
 
 from __future__ import annotations

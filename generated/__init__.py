@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import Any
 
 
 def _names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent / "ops")]))
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The function of an op, or its class."""
     ops = {"".join(w[:1].upper() + w[1:] for w in n.split("_")): n for n in _names()}
     module = name if name in ops.values() else ops.get(name)

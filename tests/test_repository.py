@@ -16,7 +16,7 @@ import pytest
 from codegen import manifest
 from codegen.config import Config, find
 from codegen.diagnostics import Report
-from codegen.primitives import TABLE
+from codegen.primitives import MONOIDS, SCANS, TABLE
 
 ROOT = Path(__file__).parents[1]
 OURS = ("codegen", "templates")
@@ -53,7 +53,7 @@ def sources(*folders: str) -> list[Path]:
 def test_no_ops_name_is_in_the_generator() -> None:
     """Names that the language itself has, such as `abs`, are words of the primitives' table; all others are nowhere."""
     names = op_names()
-    words = {*TABLE, *dir(__builtins__), "add", "sub", "mul", "div", "neg", "pow", "eq", "where"}
+    words = {*TABLE, *MONOIDS, *SCANS, *dir(__builtins__), "add", "sub", "mul", "div", "neg", "pow", "eq", "where"}
     math = (ROOT / "templates" / "runtime" / "math.py").read_text()
     words |= set(re.findall(r"^def (\w+)", math, re.MULTILINE))  # what the primitives are written in
     own = sorted(names - words)

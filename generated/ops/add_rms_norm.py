@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
-from ..runtime.rows import column_sum, column_tile, columns, row_share, row_start, row_sum, row_tile, store_columns
 
 if TYPE_CHECKING:
     import torch
@@ -30,23 +30,23 @@ def add_rms_norm_forward(
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
-    k, exists = row_tile(row_start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     residual_row = residual_ptr + offset(k, k_at, residual_kept_strides)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         rstd_mean_acc += tl.where(mask, s * s, 0.0)
-    rstd_mean = row_sum(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
     rstd = rsqrt(rstd_mean + eps)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -73,10 +73,10 @@ def add_rms_norm_backward(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    first, last = row_share(n_kept, span, WIDE)
+    first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start_k in range(first, last, BLOCK_K):
-        k, exists = row_tile(start_k, n_kept, WIDE, BLOCK_K)
+        k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
         k_at = coordinates(k, kept_sizes, True)
         if dy_ptr is not None:
             s_row = s_ptr + offset(k, k_at, s_kept_strides)
@@ -87,12 +87,10 @@ def add_rms_norm_backward(
             rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)
         if dy_ptr is not None:
             through_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-        for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
-            if dy_ptr is None:
-                ds = tl.load(ds_row + offset(r, r_at, ds_reduced_strides), mask=mask).to(COMPUTE)
             if weight_ptr is not None and dy_ptr is not None:
                 weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
             if dy_ptr is not None:
@@ -101,37 +99,21 @@ def add_rms_norm_backward(
                 shat = s * rstd
             if weight_ptr is not None and dy_ptr is not None:
                 g = dy * weight
-            if dy_ptr is None:
-                if dx_ptr is not None:
-                    tl.store(
-                        dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), ds, mask=mask
-                    )
-                if dresidual_ptr is not None:
-                    tl.store(
-                        dresidual_ptr
-                        + offset(k, k_at, dresidual_kept_strides)
-                        + offset(r, r_at, dresidual_reduced_strides),
-                        ds,
-                        mask=mask,
-                    )
-            dweight_acc = column_sum(
-                dweight_acc, 0.0, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
-            )
             if weight_ptr is not None and dy_ptr is not None:
                 through_mean_acc += tl.where(mask, g * shat, 0.0)
             elif dy_ptr is not None:
                 through_mean_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
-            through_mean = row_sum(through_mean_acc) / n_reduced
-        for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            through_mean = rows.total(through_mean_acc) / n_reduced
+        for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             if weight_ptr is not None and dy_ptr is not None:
                 weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
             if dy_ptr is not None:
                 s = tl.load(s_row + offset(r, r_at, s_reduced_strides), mask=mask).to(COMPUTE)
-            if ds_ptr is not None and dy_ptr is not None:
+            if ds_ptr is not None:
                 ds = tl.load(ds_row + offset(r, r_at, ds_reduced_strides), mask=mask).to(COMPUTE)
             if dy_ptr is not None:
                 dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
@@ -161,12 +143,30 @@ def add_rms_norm_backward(
                         through,
                         mask=mask,
                     )
+            else:
+                if dx_ptr is not None:
+                    tl.store(
+                        dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), ds, mask=mask
+                    )
+                if dresidual_ptr is not None:
+                    tl.store(
+                        dresidual_ptr
+                        + offset(k, k_at, dresidual_kept_strides)
+                        + offset(r, r_at, dresidual_reduced_strides),
+                        ds,
+                        mask=mask,
+                    )
             if weight_ptr is not None and dy_ptr is not None:
                 dweight = dy * shat
-            dweight_acc = column_sum(
-                dweight_acc, dweight, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
-            )
-    store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
+            if weight_ptr is not None and dy_ptr is not None:
+                dweight_acc = rows.add_columns(
+                    dweight_acc, dweight, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
+                )
+            elif weight_ptr is not None:
+                dweight_acc = rows.add_columns(
+                    dweight_acc, 0.0, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
+                )
+    rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
 class AddRmsNorm(RowOp):

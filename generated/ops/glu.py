@@ -66,8 +66,8 @@ class Glu(PointwiseOp):
     forward = Kernel.of(glu_forward)
     backward = Kernel.of(glu_backward)
 
-    def axis_position(self) -> tuple[str, int]:
-        return "N", self.attrs["dim"]
+    def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
+        return "N", self.attrs["dim"], False
 
 
 def glu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
-from ..runtime.rows import column_sum, column_tile, columns, row_share, row_start, row_sum, row_tile, store_columns
 
 if TYPE_CHECKING:
     import torch
@@ -31,20 +31,20 @@ def rms_norm_forward(
     eps = scalar(eps, COMPUTE)
     offset_ = scalar(offset_, COMPUTE)
     c2 = scalar(c2, COMPUTE)
-    k, exists = row_tile(row_start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         rstd_mean_acc += tl.where(mask, x * x, 0.0)
-    rstd_mean = row_sum(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
     rstd = rsqrt(rstd_mean + eps)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -68,17 +68,17 @@ def rms_norm_backward(
 ):  # fmt: skip
     offset_ = scalar(offset_, COMPUTE)
     c2 = scalar(c2, COMPUTE)
-    first, last = row_share(n_kept, span, WIDE)
+    first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start_k in range(first, last, BLOCK_K):
-        k, exists = row_tile(start_k, n_kept, WIDE, BLOCK_K)
+        k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
         k_at = coordinates(k, kept_sizes, True)
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
         dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
         rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)
         dx_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-        for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -91,9 +91,9 @@ def rms_norm_backward(
             else:
                 g = dy * c2
             dx_mean_acc += tl.where(mask, g * xhat, 0.0)
-        dx_mean = row_sum(dx_mean_acc) / n_reduced
-        for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+        dx_mean = rows.total(dx_mean_acc) / n_reduced
+        for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -109,10 +109,10 @@ def rms_norm_backward(
             if dx_ptr is not None:
                 tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
             dweight = dy * xhat
-            dweight_acc = column_sum(
+            dweight_acc = rows.add_columns(
                 dweight_acc, dweight, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
             )
-    store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
+    rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
 class RmsNorm(RowOp):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import exp, minimum
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
-from ..runtime.rows import column_tile, columns, row_min, row_start, row_sum, row_tile
 
 if TYPE_CHECKING:
     import torch
@@ -27,28 +27,28 @@ def softmin_forward(
     n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = row_tile(row_start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     e_bottom_acc = tl.full([BLOCK_K, BLOCK_R], float("inf"), COMPUTE)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         e_bottom_acc = minimum(e_bottom_acc, tl.where(mask, x, float("inf")))
-    e_bottom = row_min(e_bottom_acc)
+    e_bottom = rows.smallest(e_bottom_acc)
     y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         e = exp(e_bottom - x)
         y_total_acc += tl.where(mask, e, 0.0)
-    y_total = row_sum(y_total_acc)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    y_total = rows.total(y_total_acc)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -63,21 +63,21 @@ def softmin_backward(
     dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k, exists = row_tile(row_start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     dx_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         y = tl.load(y_row + offset(r, r_at, y_reduced_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
         dx_total_acc += tl.where(mask, dy * y, 0.0)
-    dx_total = row_sum(dx_total_acc)
-    for start in range(0, columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    dx_total = rows.total(dx_total_acc)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         y = tl.load(y_row + offset(r, r_at, y_reduced_strides), mask=mask).to(COMPUTE)
@@ -100,8 +100,8 @@ class Softmin(RowOp):
     forward = Kernel.of(softmin_forward)
     backward = Kernel.of(softmin_backward)
 
-    def axis_position(self) -> tuple[str, int]:
-        return "N", self.attrs["dim"]
+    def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
+        return "N", self.attrs["dim"], False
 
 
 def softmin(input: torch.Tensor, dim: int) -> torch.Tensor:

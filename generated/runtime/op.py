@@ -139,6 +139,8 @@ class RuntimeOp:
     """Gradients that are the gradient of another tensor where the two tensors have one shape and dtype: written once."""
     elementwise: ClassVar[bool] = True
     """Whether an element of a gradient comes of one element of each cotangent."""
+    needs_elements: ClassVar[bool] = False
+    """Whether there must be something to reduce, as for a maximum."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
@@ -180,8 +182,8 @@ class RuntimeOp:
         """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
         return {}
 
-    def axis_position(self) -> tuple[str, int] | None:
-        """The axis that an attr places, and where."""
+    def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool] | None:
+        """The axis or pack that an attr places, where (None: everywhere), and whether extents of 1 stay where it was reduced."""
         return None
 
     # -------------------------------------------------------------------------------- planning
@@ -275,18 +277,27 @@ def _plain(value: Any) -> Any:
 
 def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
     """A number given for a tuple stands for each of its items."""
+    if isinstance(value, list):
+        value = tuple(value)
     if not isinstance(kind, str) or "*" not in kind or value is None:
         return value
     return (value,) * int(kind.rstrip("?").partition("*")[2]) if isinstance(value, (int, float)) else tuple(value)
 
 
-_KINDS = {"float": "a number", "int": "a whole number", "bool": "True or False"}
+_KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "True or False",
+    "dims": "a whole number or a tuple of them",
+}
 
 
 def _is_kind(value: Any, kind: str) -> bool:
     if value is None:
         return kind.endswith("?")
     base, _, count = kind.rstrip("?").partition("*")
+    if base == "dims":
+        return all(_is_kind(v, "int") for v in (value if isinstance(value, tuple) else (value,)))
     if isinstance(value, (tuple, list)):
         return bool(count) and len(value) == int(count) and all(_is_kind(v, base) for v in value)
     if base == "bool" or isinstance(value, bool):
@@ -403,29 +414,77 @@ class PointwiseOp(RuntimeOp):
 
     # -------------------------------------------------------------------------------- shapes
 
+    def _places(self, rank: int) -> tuple[int, ...]:
+        """The dims that the placed axis or pack has in a tensor of this rank, in order."""
+        placed = self.axis_position()
+        assert placed is not None
+        given = placed[1]
+        if given is None or given == ():
+            return tuple(range(rank))
+        out = []
+        for dim in given if isinstance(given, tuple) else (given,):
+            if not -max(rank, 1) <= dim < max(rank, 1):
+                raise IndexError(f"{self.name}: `dim` is {dim}, out of range for {rank} dims")
+            if dim % max(rank, 1) in out:
+                raise ValueError(f"{self.name}: `dim` names {dim % rank} twice")
+            out.append(dim % max(rank, 1))
+        return tuple(sorted(out)) if rank else ()
+
+    def _moves(self, tensor: Tensor) -> str:
+        """What the placed axis does to a tensor: `moved` where it has it, `kept` where extents of 1 stand for it, or nothing."""
+        placed = self.axis_position()
+        if placed is None or "..." not in [d.strip() for d in tensor.dims.split(",")]:
+            return ""
+        if any(placed[0] in d.axes for d in layout.parse_dims(tensor.dims)):
+            return "moved"
+        own = {t.name for t in self.outputs} | {f"d{t.name}" for t in self.outputs}
+        return "kept" if placed[2] and tensor.name in own else ""
+
     def _declared(self, tensor: Tensor, meta: Meta) -> Meta:
         """The tensor with its placed axis moved to where the spec has it."""
-        placed = self.axis_position()
-        if placed is None or placed[0] not in tensor.dims or "..." not in tensor.dims:
+        how, rank = self._moves(tensor), len(meta.shape)
+        if not how:
             return meta
-        rank = len(meta.shape)
-        if not -rank <= placed[1] < rank:
-            raise IndexError(f"{self.name}: `dim` is {placed[1]}, out of range for {rank} dims")
-        order = [k for k in range(rank) if k != placed[1] % rank]
-        spot = next(k for k, d in enumerate(reversed(layout.parse_dims(tensor.dims))) if placed[0] in d.axes)
-        order.insert(rank - 1 - spot, placed[1] % rank)
+        places = self._places(rank)
+        order = [k for k in range(rank) if k not in places]
+        if how == "moved":
+            placed = self.axis_position()
+            assert placed is not None
+            dims = layout.parse_dims(tensor.dims)
+            behind = len(dims) - 1 - next(k for k, d in enumerate(dims) if placed[0] in d.axes)
+            order[len(order) - behind : len(order) - behind] = places
         return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
 
-    def _placed(self, tensor: Tensor, meta: Meta) -> Meta:
-        """The inverse of `_declared`, for a tensor that is allocated."""
-        placed = self.axis_position()
-        if placed is None or placed[0] not in tensor.dims or "..." not in tensor.dims:
+    def _placed(self, tensor: Tensor, meta: Meta, reduced: int = 0) -> Meta:
+        """The inverse of `_declared`, for a tensor that is allocated; `reduced` dims were reduced."""
+        how, rank = self._moves(tensor), len(meta.shape)
+        if not how:
             return meta
-        rank = len(meta.shape)
-        spot = next(k for k, d in enumerate(reversed(layout.parse_dims(tensor.dims))) if placed[0] in d.axes)
-        order = [k for k in range(rank) if k != rank - 1 - spot]
-        order.insert(placed[1] % rank, rank - 1 - spot)
-        return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
+        if how == "kept":
+            places = self._places(rank + reduced)
+            own = iter(zip(meta.shape, meta.strides))
+            pairs = [(1, 1) if k in places else next(own) for k in range(rank + reduced)]
+            return Meta(meta.dtype, tuple(n for n, _ in pairs), tuple(s for _, s in pairs))
+        places = self._places(rank)
+        order = [k for k in range(rank) if k not in places]
+        placed = self.axis_position()
+        assert placed is not None
+        dims = layout.parse_dims(tensor.dims)
+        behind = len(dims) - 1 - next(k for k, d in enumerate(dims) if placed[0] in d.axes)
+        order[len(order) - behind : len(order) - behind] = places
+        back = [order.index(k) for k in range(rank)]
+        return Meta(meta.dtype, tuple(meta.shape[k] for k in back), tuple(meta.strides[k] for k in back))
+
+    def _ranks(self, given: Mapping[str, Given]) -> dict[str, int]:
+        """How many dims the packs have that the caller counts: the one that `dim` places."""
+        placed = self.axis_position()
+        if placed is None:
+            return {}
+        for tensor in self.tensors:
+            meta = given.get(tensor.name)
+            if self._moves(tensor) == "moved" and isinstance(meta, Meta):
+                return {placed[0]: len(self._places(len(meta.shape)))}
+        return {}
 
     def _bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
         known = {
@@ -436,13 +495,14 @@ class PointwiseOp(RuntimeOp):
             if extent
         }
         out = {}
+        ranks = self._ranks(given)
         for tensor in tensors:
             meta = given.get(tensor.name)
             if isinstance(meta, Meta):
                 meta = self._declared(tensor, meta)
                 try:
                     out[tensor.name] = layout.bind(
-                        tensor.public, layout.parse_dims(tensor.dims), meta.shape, meta.strides, known
+                        tensor.public, layout.parse_dims(tensor.dims), meta.shape, meta.strides, known, ranks
                     )
                 except ShapeError as error:
                     raise ShapeError(f"{self.name}: {error}") from None
@@ -484,7 +544,9 @@ class PointwiseOp(RuntimeOp):
                 strides.append(linear.get(axes[-1], 1))
         whole = tuple(shape)
         sliced = any(n in self.sliced for d in dims for n in d.axes)
-        return self._placed(tensor, Meta(dtype, whole, dense_strides(whole) if sliced else tuple(strides)))
+        placed = self.axis_position()
+        reduced = sum(a[0] == placed[0] for a in extents) if placed else 0
+        return self._placed(tensor, Meta(dtype, whole, dense_strides(whole) if sliced else tuple(strides)), reduced)
 
     # -------------------------------------------------------------------------------- launches
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from . import layout
+from . import op as base
 from .layout import Axis, Operand, Space
-from .op import Given, Kernel, Launch, Meta, Plan, PointwiseOp, Split, Tensor, TooManyDims, cdiv, split_space
+from .op import Given, Kernel, Launch, Meta, Plan, PointwiseOp, Tensor, cdiv
 
 TILE = 8192
 """Elements of a tile at most: what a row may have to be read once."""
@@ -25,8 +26,6 @@ class RowOp(PointwiseOp):
 
     elementwise = False
     reduced: ClassVar[tuple[str, ...]] = ()
-    needs_elements: ClassVar[bool] = False
-    """Whether there must be something to reduce, as for a maximum."""
 
     @property
     def _own_outputs(self) -> tuple[Tensor, ...]:
@@ -46,7 +45,7 @@ class RowOp(PointwiseOp):
         if not any(math.prod(m.shape) for m in outputs.values()):
             return Plan(result, saved=kept, compute=compute)
         self._refuse_empty(extents)
-        bound = {**operands, **self._bind(self._own_outputs, outputs)}
+        bound = {**operands, **self._bind(self._own_outputs, {**given, **outputs})}
         launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
         return Plan(result, launches=(launch,), compute=compute, saved=kept)
 
@@ -71,7 +70,7 @@ class RowOp(PointwiseOp):
         if space.count == 0:
             return Plan(grads, zeros=tuple(grads))
         partial = [n for n in grads if f"{n}_part_ptr" in self.backward.abi.names]
-        names = {**bound, **self._bind(targets, grads)}
+        names = {**bound, **self._bind(targets, {**given, **grads})}
         launch = self._launch(
             self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial
         )
@@ -111,19 +110,21 @@ class RowOp(PointwiseOp):
                 multiprocessors: int, partial: Sequence[str] = ()) -> Launch:  # fmt: skip
         import triton.language as tl
 
+        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
         axes = {a for a in space.order if space.extents[a] != 1}
         pattern = self._pattern(list(axes))
-        split = split_space(space, pattern)
+        split = base.split_space(space, pattern)
         tile = Tile.of(split, bool(partial), multiprocessors)
         values: dict[str, Any] = {
             **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
-            "span": tile.span, "COMPUTE": tl.float64 if compute == "f64" else tl.float32, "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "span": tile.span, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
             "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
         }  # fmt: skip
-        groups = {"kept": [], "reduced": []}  # type: dict[str, list[tuple[Axis, ...]]]
-        for group in space.dims:
-            groups["reduced" if group[0] in pattern else "kept"].append(group)
+        groups = {
+            "kept": [g for g in space.dims if g[0] not in pattern],
+            "reduced": [g for g in space.dims if g[0] in pattern],
+        }
         sizes = {"kept": [n for n, _ in split.kept], "reduced": [n for n, _ in split.reduced]}
         reach = max(split.n_kept + tile.block_k, split.n_reduced + tile.block_r, tile.parts * split.n_reduced)
         for param in kernel.abi.params:
@@ -137,12 +138,16 @@ class RowOp(PointwiseOp):
             if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
                 reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
         values["WIDE"] = reach + tile.block_r >= 2**31
-        pointers = {p.name: p.name[:-4] for p in kernel.abi.params if p.role == "ptr"}
+        there = {*bound, *(f"{n}_part" for n in partial)}
+        pointers = {p.name: p.name[:-4] for p in kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
         return Launch(kernel, (programs, 1, 1), pointers, values, tile.warps)
 
     def _strides(self, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
-        """Strides over merged dims; None where they are those of the linear index itself."""
+        """Strides over merged dims; None where they are those of the linear index itself. Without dims nothing is added to an
+        address: the compiler sees that it stays aligned."""
+        if not sizes:
+            return (0,) * layout.RANK
         linear, step = [], 1
         for size in reversed(sizes):
             linear.insert(0, step)
@@ -150,7 +155,7 @@ class RowOp(PointwiseOp):
         if steps == linear:
             return None
         if len(steps) > layout.RANK:
-            raise TooManyDims(f"{self.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
+            raise base.TooManyDims(f"{self.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
         return tuple((*steps, 0, 0, 0, 0)[: layout.RANK])
 
     def _finish(self, name: str, parts: int, n_reduced: int, launch: Launch) -> Launch:
@@ -178,7 +183,7 @@ class Tile:
         )
 
     @staticmethod
-    def of(split: Split, partial: bool, multiprocessors: int) -> Tile:
+    def of(split: base.Split, partial: bool, multiprocessors: int) -> Tile:
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side."""
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()

@@ -14,7 +14,7 @@ from .math import INTERPRETED
 
 
 @triton.jit
-def row_start(WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+def start(WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
     """The first row of this program."""
     pid = tl.program_id(0)
     if WIDE:
@@ -23,9 +23,9 @@ def row_start(WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def row_tile(start, n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+def tile(first, n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
     """The rows of this step as a column [BLOCK_K, 1], and which of them exist."""
-    k = start + tl.arange(0, BLOCK_K)[:, None]
+    k = first + tl.arange(0, BLOCK_K)[:, None]
     if WIDE:
         k = k.to(tl.int64)
     return k, k < n_kept
@@ -41,9 +41,9 @@ def columns(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def column_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
+def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
     """The elements of this step as a row [1, BLOCK_R], and which of them exist."""
-    r = start + lanes(BLOCK_R, RAGGED)
+    r = first + lanes(BLOCK_R, RAGGED)
     if WIDE:
         r = r.to(tl.int64)
     else:
@@ -55,7 +55,7 @@ def column_tile(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
 
 
 @triton.jit
-def row_sum(acc):
+def total(acc):
     """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1]."""
     return tl.sum(acc, axis=1, keep_dims=True)
 
@@ -76,7 +76,7 @@ def _times(a, b):
 
 
 @triton.jit
-def row_max(acc):
+def largest(acc):
     """The largest; NaN where there is one, which `tl.max` would drop on a GPU."""
     if INTERPRETED:  # it reduces by functions of its own one by one
         nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
@@ -86,7 +86,7 @@ def row_max(acc):
 
 
 @triton.jit
-def row_min(acc):
+def smallest(acc):
     """The smallest; NaN where there is one."""
     if INTERPRETED:
         nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
@@ -96,13 +96,13 @@ def row_min(acc):
 
 
 @triton.jit
-def row_product(acc):
+def product(acc):
     """The product."""
     return tl.reduce(acc, 1, _times, keep_dims=True)
 
 
 @triton.jit
-def row_any(acc):
+def holds(acc):
     """Whether one of them holds."""
     return tl.max(acc.to(tl.int32), axis=1, keep_dims=True) > 0
 
@@ -111,7 +111,7 @@ def row_any(acc):
 
 
 @triton.jit
-def row_share(n_kept, span, WIDE: tl.constexpr):
+def share(n_kept, span, WIDE: tl.constexpr):
     """First and last row of this program."""
     first = tl.program_id(0) * span
     last = tl.minimum(first + span, n_kept)
@@ -122,17 +122,17 @@ def row_share(n_kept, span, WIDE: tl.constexpr):
 
 
 @triton.jit
-def column_sum(acc, value, mask, part_ptr, r, within, again, n_reduced, LOOP: tl.constexpr):
+def add_columns(acc, value, mask, part_ptr, r, within, again, n_reduced, LOOP: tl.constexpr):
     """Takes a tile into the sum over the rows: in registers, or where a row is no single tile in the program's own part of
     memory, so that no two programs meet. `again` says that the part has been begun."""
     if part_ptr is None:
         return acc
     elif LOOP:
         at = part_ptr + tl.program_id(0) * n_reduced + r
-        total = tl.sum(tl.where(mask, value, 0.0), axis=0, keep_dims=True)
+        part = tl.sum(tl.where(mask, value, 0.0), axis=0, keep_dims=True)
         tl.debug_barrier()  # other lanes of this program wrote it
-        total += tl.where(again, tl.load(at, mask=within, other=0.0), 0.0)
-        tl.store(at, total, mask=within)
+        part += tl.where(again, tl.load(at, mask=within, other=0.0), 0.0)
+        tl.store(at, part, mask=within)
         return acc
     else:
         return acc + tl.where(mask, value, 0.0)

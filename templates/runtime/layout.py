@@ -103,27 +103,34 @@ def inverse(size: int) -> int:
     """2**(31 + s) / size rounded up, below 2**32, with the shift s in its last 5 bits: for i < 2**31 the product with i has
     floor(i / size) above bit 31 + s (Granlund and Montgomery, Division by invariant integers using multiplication, 1994).
     """
+    size = max(size, 1)  # nothing is divided by an extent of 0
     shift = (size - 1).bit_length()
     return -(-(1 << (31 + shift)) // size) << 5 | shift
 
 
-def bind(
-    name: str, dims: Sequence[Dim], shape: Sequence[int], strides: Sequence[int], known: dict[str, int]
-) -> Operand:
-    """The extents and strides of a tensor by axis. `known` holds fixed and given extents and gains what is solved."""
-    packs = [d for d in dims if d.pack]
-    rank = len(shape) - (len(dims) - len(packs))
+def bind(name: str, dims: Sequence[Dim], shape: Sequence[int], strides: Sequence[int], known: dict[str, int],
+         ranks: Mapping[str, int] | None = None) -> Operand:  # fmt: skip
+    """The extents and strides of a tensor by axis. `known` holds fixed and given extents and gains what is solved.
+
+    Args:
+        ranks: how many dims the packs have that the caller counts; one more pack takes the rest.
+    """
+    ranks = ranks or {}
+    counted = sum(ranks.get(d.axes[0], 0) for d in dims if d.pack)
+    packs = [d for d in dims if d.pack and d.axes[0] not in ranks]
+    rank = len(shape) - counted - sum(not d.pack for d in dims)
     if rank < 0 or (not packs and rank != 0):
         raise ShapeError(
-            f"`{name}` has {len(shape)} dims, {'at least ' if packs else ''}{len(dims) - len(packs)} are declared"
+            f"`{name}` has {len(shape)} dims, {'at least ' if packs else ''}{len(shape) - rank} are declared"
         )
     extents: dict[Axis, int] = {}
     steps: dict[Axis, int] = {}
     place = 0
     for dim in dims:
         if dim.pack:
-            for k in range(rank):  # counted from the right, as broadcasting aligns
-                extents[(dim.axes[0], k - rank)], steps[(dim.axes[0], k - rank)] = shape[place], strides[place]
+            count = ranks.get(dim.axes[0], rank)
+            for k in range(count):  # counted from the right, as broadcasting aligns
+                extents[(dim.axes[0], k - count)], steps[(dim.axes[0], k - count)] = shape[place], strides[place]
                 place += 1
             continue
         step = strides[place]

@@ -38,7 +38,7 @@ def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], d
             types[param.name] = TYPES[metas[value].dtype]
             attrs[(k,)] = [["tt.divisibility", 16]]
         elif param.role == "tuple":
-            types[param.name] = tuple("constexpr" if v == 1 else "i32" for v in value)
+            types[param.name] = tuple("constexpr" if v == 1 else "i32" if v < 2**31 else "i64" for v in value)
             constants |= {(k, j): 1 for j, v in enumerate(value) if v == 1}
             attrs |= {(k, j): [["tt.divisibility", 16]] for j, v in enumerate(value) if v % 16 == 0}
         else:
@@ -64,7 +64,7 @@ def launches(op: PointwiseOp, dtype: str) -> list[tuple[str, Launch, dict[str, M
                 dtype if "f32" in tensor.dtypes else tensor.dtypes[0], shape, dense_strides(shape)
             )
         plan = op.plan_forward(metas)
-        named = {**metas, **plan.outputs}
+        named = {**metas, **plan.outputs, **plan.saved}
         out += [(layout, launch, named) for launch in plan.launches]
         if op.has_backward:
             named |= {f"d{n}": m for n, m in plan.outputs.items()}
@@ -82,7 +82,7 @@ def main() -> None:
         cls = next(
             v
             for v in vars(module).values()
-            if isinstance(v, type) and issubclass(v, PointwiseOp) and v is not PointwiseOp
+            if isinstance(v, type) and issubclass(v, PointwiseOp) and v.__module__ == module.__name__
         )
         function = getattr(module, name)
         arguments = {t.public for t in cls.inputs + cls.params}
@@ -97,7 +97,9 @@ def main() -> None:
             if v != given[n]
         ]
         for attrs in choices:
-            attrs = {n: 0.5 if v is inspect.Parameter.empty else v for n, v in attrs.items()}
+            missing = inspect.Parameter.empty
+            whole = {n for n, kind in cls.kinds.items() if kind in ("int", "dims")}
+            attrs = {n: (-1 if n in whole else 0.5) if v is missing else v for n, v in attrs.items()}
             for layout, launch, metas in launches(cls(**attrs), dtype):
                 types, constants, hints = signature(launch, metas)
                 source = ASTSource(launch.kernel.function, types, constants, hints)
@@ -110,6 +112,7 @@ def main() -> None:
                 narrow = [line for line in loads if not re.search(r"\.v[24]\.", line) and ".b8" not in line]
                 plain = all(launch.values.get(k) is None for k in ("sizes", "kept_sizes", "n_parts"))
                 layout = "dense" if plain and layout == "dense" else "strided"
+                layout = layout if cls.elementwise else "rows"
                 row = {
                     "op": name,
                     "kernel": launch.kernel.function.fn.__name__,

@@ -32,7 +32,9 @@ OPS = sorted(dir(generated))
 def op_class(name: str) -> type[PointwiseOp]:
     module = importlib.import_module(f"generated.ops.{name}")
     return next(
-        v for v in vars(module).values() if isinstance(v, type) and issubclass(v, PointwiseOp) and v is not PointwiseOp
+        v
+        for v in vars(module).values()
+        if isinstance(v, type) and issubclass(v, PointwiseOp) and v.__module__ == module.__name__
     )
 
 
@@ -44,7 +46,8 @@ def required(name: str) -> dict[str, float]:
     """A value for each attr that has no default."""
     tensors = {t.public for t in op_class(name).inputs + op_class(name).params}
     parameters = inspect.signature(getattr(generated, name)).parameters
-    return {n: 0.5 for n, p in parameters.items() if n not in tensors and p.default is inspect.Parameter.empty}
+    missing = [n for n, p in parameters.items() if n not in tensors and p.default is inspect.Parameter.empty]
+    return {n: -1 if op_class(name).kinds.get(n) in ("int", "dims") else 0.5 for n in missing}
 
 
 class Calls(TorchDispatchMode):
