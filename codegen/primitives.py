@@ -390,7 +390,7 @@ _ROWS = (
          doc="what `x / y`, rounded toward 0, leaves", edges="the sign is that of x, as in C", coarse=0.001),
     _row("pow", 2, _power, _np_pow, _lifted(_mp_pow), "math.pow", _vjp_pow, analytic=False, listed=False, plain=False,
          domain=(0.0, math.inf),
-         edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative", coarse=0.02),
+         edges="x ** 0 is 1; at base 0 the gradient of the exponent is 0 where the exponent is not negative", coarse=0.03),
     _row("neg", 1, _arith, np.negative, _lifted(lambda a: -a), "-", lambda b, g, a, y: (b.op("neg", g),), listed=False),
     _row("lt", 2, _compare, _np_compare(np.less), lambda a, b: a < b, "<", listed=False),
     _row("le", 2, _compare, _np_compare(np.less_equal), lambda a, b: a <= b, "<=", listed=False),

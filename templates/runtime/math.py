@@ -71,6 +71,16 @@ def high_bits(x):
 
 
 @triton.jit
+def fma(a, b, c):
+    """a * b + c for f32, rounded once: what an error term needs (`c` may be a number). Some of Triton's interpreters round twice;
+    in f64 the product is exact."""
+    if INTERPRETED:
+        return (a.to(tl.float64) * b.to(tl.float64) + c).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
+
+
+@triton.jit
 def rcp_short(x):
     """1 / x to 2**-21 for 0 <= x: a GPU has an instruction for 1 / sqrt(x), and Triton reaches none for 1 / x."""
     r = tl.rsqrt(x)
@@ -154,6 +164,36 @@ def log2_edges(x):
     y = log2_short(tl.where(tiny, x * 8388608.0, x)) + tl.where(tiny, -23.0, 0.0)
     y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
     return tl.where(x < float("inf"), y, x)
+
+
+@triton.jit
+def log4(a):
+    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 30 bits (NaN where it is
+    infinite)."""
+    tiny = a < 1.1754943508222875e-38
+    edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -11.5), tl.where(a < float("inf"), 0.0, a))
+    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+    k = (bits - 0x3F30A3D7) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    n = k.to(tl.float32) * 5.960464477539063e-08 + edge
+    # The terms of the first three coefficients are sums of two. What an fma made, less the larger that it added to, is
+    # exact; a second fma then finds what the first one lost.
+    rest = polynomials.log4_rest(f)
+    c = fma(f, rest, 0.24044917523860931)
+    low = fma(f, rest, 0.24044917523860931 - c)
+    b = fma(f, c, -0.3606737554073334)
+    low = fma(f, low, fma(f, c, -0.3606737554073334 - b))
+    a = fma(f, b, 0.7213475108146667)
+    low = fma(f, low, fma(f, b, 0.7213475108146667 - a)) + 9.629814955633087e-09
+    s = n + fma(f, a, 0.0)  # in two steps: s may be below n / 2, where n - s is exact for a sum of two floats
+    return s, fma(f, low, fma(f, a, n - s))
+
+
+@triton.jit
+def log4_signed(x):
+    """log4(x) of every f32: NaN below 0. It is what `pow` of the same x computes too."""
+    s, low = log4(tl.abs(x))
+    return tl.where(x < 0, float("nan"), s)
 
 
 @triton.jit
@@ -307,6 +347,8 @@ def log(x, HALF: tl.constexpr = False):
     """The natural logarithm."""
     if x.dtype == tl.float32 and HALF:
         return log2_edges(x) * 0.6931471805599453
+    elif x.dtype == tl.float32:
+        return log4_signed(x) * 1.3862943611198906
     else:
         return tl.log(x)
 
@@ -316,6 +358,8 @@ def log2(x, HALF: tl.constexpr = False):
     """The logarithm to base 2."""
     if x.dtype == tl.float32 and HALF:
         return log2_edges(x)
+    elif x.dtype == tl.float32:
+        return log4_signed(x) * 2.0
     else:
         return tl.log2(x)
 
@@ -325,6 +369,8 @@ def log10(x, HALF: tl.constexpr = False):
     """The logarithm to base 10, from the natural one."""
     if x.dtype == tl.float32 and HALF:
         return log2_edges(x) * 0.3010299956639812
+    elif x.dtype == tl.float32:
+        return log4_signed(x) * 0.6020599913279624
     else:
         return tl.log(x) * 0.4342944819032518
 
@@ -569,7 +615,7 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 7 bits more than the result (half: none)."""
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
@@ -577,50 +623,44 @@ def pow(x, y, HALF: tl.constexpr = False):
     else:
         size = pow_narrow(a, y, HALF)
     size = tl.where(y == 2.0, x * x, size)  # what people check by heart
+    size = tl.where((a == 1.0) | (y == 0.0), 1.0, size)
     d = tl.abs(past_even(y))
     odd = d == 1.0
     size = tl.where(negative(x) & odd, negated(size), size)
-    size = tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
-    return tl.where((x == 1.0) | (y == 0.0), 1.0, size)
+    return tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
 
 
 @triton.jit
 def past_even(y):
     """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
     if y.dtype == tl.float64:
-        y = tl.minimum(tl.abs(y), 9007199254740992.0)
+        y = minimum(tl.abs(y), 9007199254740992.0)
         return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
     else:
-        y = tl.minimum(tl.abs(y), 16777216.0)
+        y = minimum(tl.abs(y), 16777216.0)
         return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
 
 
 @triton.jit
 def pow_narrow(a, y, HALF: tl.constexpr):
-    """a ** y in f32 for a >= 0: log2(a) and its product with y in f64 (half: in f32)."""
-    tiny = a < 1.1754943508222875e-38
-    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
-    k = (bits - 0x3F2AAAAB) & -0x800000
-    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
-    n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
-    # y may stop where every a but 1 has left the range: infinity times 0 would be NaN
-    y = tl.clamp(y, -1e30, 1e30, propagate_nan=tl.PropagateNan.ALL)
+    """a ** y in f32 for a >= 0; where a is 1 or y is 0, it may be NaN."""
     if HALF:
+        tiny = a < 1.1754943508222875e-38
+        edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -23.0), tl.where(a < float("inf"), 0.0, a))
+        bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+        k = (bits - 0x3F2AAAAB) & -0x800000
+        f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+        n = k.to(tl.float32) * 1.1920928955078125e-07 + edge
         return exp2_short(y * (f * polynomials.log2_quotient(f) + n))
     else:
-        w = f.to(tl.float64)
-        p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
-        # Rounded to a whole number from its first bits, at most 152, which takes no operation of f64; what that leaves
-        # of a larger p makes 2**rest infinite or 0.
-        top = (p.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
-        top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
-        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) + 6755399441055998.0
-        rest = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
-        bits = t.to(tl.int64, bitcast=True).to(tl.int32)
-        half = bits >> 1
-        first = (half << 23).to(tl.float32, bitcast=True)
-        return rest * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
+        s, low = log4(a)
+        # y * log4(a) = j + r, j whole: 1.5 * 2**23 + 127 leaves it in the last bits, which become the exponent of 2**j. It
+        # may stop where all has left the range. There r is no rest, and `low` not a number.
+        t = tl.clamp(fma(y, s, 12583039.0), 12582962.0, 12583116.0, propagate_nan=tl.PropagateNan.ALL)
+        r = fma(y, s, 12583039.0 - t)
+        r = tl.where(tl.abs(r) > 1.0, 0.0, fma(y, low, r))
+        root = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+        return polynomials.exp4_near(r) * root * root
 
 
 @triton.jit
