@@ -139,6 +139,7 @@ TABLE = (
     Fit("log4_rest", "f", "(((log4(1 + f) / f - c0) / f - c1) / f - c2) / f for -0.31 <= f <= 0.38", log4_rest, mpf("-0.31"), mpf("0.38"), {"f32": 8},
         lambda f: max(abs(f), mpf("0.001")) ** 3),
     Fit("exp4_near", "r", "4 ** r for |r| <= 1/2", lambda r: mpf(4) ** r, -SLIM / 2, SLIM / 2, {"f32": 7}),
+    Fit("log1p_near", "f", "log1p(f) / f for |f| <= 1/3", lambda f: mp.log1p(f) / f, -THIRD, THIRD, {"half": 5}),
     Fit("log1p_tail", "f", "(log1p(f) - f) / f**2 for |f| <= 1/3", lambda f: (mp.log1p(f) - f) / f**2,
         -THIRD, THIRD, {"f32": 7}, lambda f: max(abs(f), mpf("0.01"))),
     Fit("log1p_quotient", "e", "log1p(e) / e for 0 <= e <= 1", lambda e: mp.log1p(e) / e, 0, 1, {"f32": 9, "half": 5}),

@@ -149,21 +149,31 @@ def exp_halved(a):
 
 
 @triton.jit
-def log2_short(x):
-    """log2(x) for a finite positive f32 that is not subnormal: x = 2**k * (1 + f), |f| <= 1/3; to 2**-16."""
-    bits = x.to(tl.int32, bitcast=True)
-    k = (bits - 0x3F2AAAAB) & -0x800000
-    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    return f * polynomials.log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
+def log_short(x, NATURAL: tl.constexpr):
+    """log(x) or log2(x) of every f32, to 2**-16: x = 2**k * (1 + f), |f| <= 1/3."""
+    tiny = x < 1.1754943508222875e-38
+    less: tl.constexpr = 15.942385152878742 if NATURAL else 23.0
+    edge = tl.where(tiny, tl.where(x > 0, -less, tl.where(x == 0, float("-inf"), float("nan"))), 0.0)
+    return log_plain(tl.where(tiny, x * 8388608.0, x), edge, NATURAL) + lasting(x)
 
 
 @triton.jit
-def log2_edges(x):
-    """`log2_short` of every f32."""
-    tiny = x < 1.1754943508222875e-38
-    y = log2_short(tl.where(tiny, x * 8388608.0, x)) + tl.where(tiny, -23.0, 0.0)
-    y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
-    return tl.where(x < float("inf"), y, x)
+def log_plain(x, plus, NATURAL: tl.constexpr):
+    """`log_short` plus a number, for a finite positive x that is not subnormal."""
+    bits = x.to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    if NATURAL:
+        return f * polynomials.log1p_near(f) + (k.to(tl.float32) * 8.262958294867817e-08 + plus)
+    else:
+        return f * polynomials.log2_quotient(f, True) + (k.to(tl.float32) * 1.1920928955078125e-07 + plus)
+
+
+@triton.jit
+def lasting(x):
+    """What infinity and NaN add to a logarithm in f32, and other numbers do not: at most 2**-21. A `where` that selects x itself would
+    have each result converted to 16 bits alone, and not two at once."""
+    return x * 1.401298464324817e-45
 
 
 @triton.jit
@@ -346,7 +356,7 @@ def tanh(x, HALF: tl.constexpr = False):
 def log(x, HALF: tl.constexpr = False):
     """The natural logarithm."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x) * 0.6931471805599453
+        return log_short(x, True)
     elif x.dtype == tl.float32:
         return log4_signed(x) * 1.3862943611198906
     else:
@@ -357,7 +367,7 @@ def log(x, HALF: tl.constexpr = False):
 def log2(x, HALF: tl.constexpr = False):
     """The logarithm to base 2."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x)
+        return log_short(x, False)
     elif x.dtype == tl.float32:
         return log4_signed(x) * 2.0
     else:
@@ -368,7 +378,7 @@ def log2(x, HALF: tl.constexpr = False):
 def log10(x, HALF: tl.constexpr = False):
     """The logarithm to base 10, from the natural one."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x) * 0.3010299956639812
+        return log_short(x, False) * 0.3010299956639812
     elif x.dtype == tl.float32:
         return log4_signed(x) * 0.6020599913279624
     else:
@@ -381,8 +391,8 @@ def log1p(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         return log1p_sum(x, 0.0)
     else:
-        y = tl.where(x > -1.0, log1p_core(x, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
-        return tl.where(x < float("inf"), y, x)
+        y = tl.where(x > -1.0, log1p_core(x, 0.0, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
+        return y + lasting(x)
 
 
 @triton.jit
@@ -396,17 +406,17 @@ def log1p_sum(x, low):
 
 
 @triton.jit
-def log1p_core(x, HALF: tl.constexpr):
-    """log(1 + x) in f32 for finite x > -1; the sign of 0 stays."""
+def log1p_core(x, plus, HALF: tl.constexpr):
+    """log(1 + x) + plus in f32 for finite x > -1; the sign of 0 stays if `plus` is 0."""
     # 1 + x = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k - (1 - 2**-k); -k, for -0 to stay
     less = (0x3FAAAAAA - (1.0 + x).to(tl.int32, bitcast=True)) & -0x800000
     twice = (0x40000000 + less).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
     m = (x.to(tl.int32, bitcast=True) + less).to(tl.float32, bitcast=True) - (1.0 - 0.5 * twice)
     n = less.to(tl.float32)
     if HALF:
-        return (m * polynomials.log2_quotient(m, True) - n * 1.1920928955078125e-07) * 0.6931471805599453
+        return m * polynomials.log1p_near(m) - (n * 8.262958294867817e-08 - plus)
     else:
-        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - n * 8.262941264808194e-08
+        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - (n * 8.262941264808194e-08 - plus)
 
 
 @triton.jit
@@ -420,14 +430,15 @@ def asinh(x, HALF: tl.constexpr = False):
         return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
     elif HALF:
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
-        far = (log2_short(half) + 1.0) * 0.6931471805599453
-        near = a + a * z * polynomials.asinh_tail(z)  # also what is right for infinity and NaN
-        return copysign(tl.where((a >= 0.3) & (a < float("inf")), far, near), x)
+        far = log_plain(half, 0.6931471805599453, True) + lasting(a)
+        return copysign(tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), far), x)
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
-        y = log1p_core(w, False) + tl.where(z < float("inf"), 0.0, 0.6931471805599453)  # then the quotient was 0
-        return copysign(tl.where(a < float("inf"), y, a), x)
+        y = log1p_core(
+            w, tl.where(z < float("inf"), 0.0, 0.6931471805599453), False
+        )  # where z is not, the quotient is 0
+        return copysign(y + lasting(a), x)
 
 
 @triton.jit
@@ -444,8 +455,7 @@ def acosh(x, HALF: tl.constexpr = False):
         z = t * (tl.abs(t) + 2.0)  # negative wherever t is: NaN is the root
         big = z == float("inf")
         w = t + tl.where(big, 0.0, tl.sqrt(z))
-        y = log1p_core(w, HALF) + tl.where(big, 0.6931471805599453, 0.0)
-        return tl.where(w < float("inf"), y, w)
+        return log1p_core(w, tl.where(big, 0.6931471805599453, 0.0), HALF) + lasting(w)
 
 
 @triton.jit
@@ -459,7 +469,7 @@ def atanh(x, HALF: tl.constexpr = False):
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = twice + twice * (a * rcp_short(1.0 - a))
-        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, HALF), w), x)
+        return copysign(0.5 * log1p_core(w, 0.0, HALF) + lasting(w), x)
 
 
 # ---------------------------------------------------------------------------------------------- trigonometry
