@@ -476,9 +476,12 @@ def atanh(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def sin(x):
-    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0."""
-    return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
+def sin(x, HALF: tl.constexpr = False):
+    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0 (half: where it may)."""
+    if HALF:
+        return tl.sin(x)
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
@@ -488,13 +491,16 @@ def cos(x):
 
 
 @triton.jit
-def tan(x):
+def tan(x, HALF: tl.constexpr = False):
     """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
     if INTERPRETED:
         y = tl.sin(x) / tl.cos(x)
     else:
         y = libdevice.tan(x)
-    return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
+    if HALF:
+        return y
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
 
 
 @triton.jit
@@ -755,7 +761,8 @@ def divide(a, b):
 def fmod(a, b, HALF: tl.constexpr = False):
     """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
 
-    libdevice's takes subnormals for 0. By its cheaper form NaN is left where b is subnormal and |a| >= 2**104.
+    libdevice's takes subnormals for 0. The cheaper form may: what b leaves is below 2**-126 if b is, as is what a b of 2**-126
+    leaves, but for 0 nothing is left.
     """
     a, b = alike(a, b)
     if INTERPRETED or a.dtype.is_int():
@@ -763,9 +770,7 @@ def fmod(a, b, HALF: tl.constexpr = False):
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
     elif HALF:
-        scale = tl.where((tl.abs(b) < 1.1754943508222875e-38) & (b != 0), 16777216.0, 1.0)
-        r = libdevice.fmod(a * scale, b * scale) * tl.where(scale == 1.0, 1.0, 5.960464477539063e-08)
-        return tl.where(tl.abs(a) < tl.abs(b), a, r)
+        return libdevice.fmod(a, tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38)))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
