@@ -134,6 +134,8 @@ TABLE = (
     Fit("exp_tail", "r", "(exp(r) - 1 - r) / r**2 for |r| <= log(2) / 2", lambda r: (mp.exp(r) - 1 - r) / r**2,
         -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f64": 10, "f32": 4}, lambda r: max(abs(r), mpf("0.01"))),
     Fit("exp_near", "r", "exp(r) for |r| <= log(2) / 2", mp.exp, -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f32": 6}),
+    Fit("exp_slope", "r", "(exp(r) - 1) / r for |r| <= log(2) / 2", lambda r: (mp.exp(r) - 1) / r,
+        -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f32": 5}, lambda r: max(abs(r), mpf("0.01")) / mp.exp(r)),
     Fit("log2_quotient", "f", "log2(1 + f) / f for |f| <= 1/3", lambda f: mp.log1p(f) / f / mp.log(2),
         -THIRD, THIRD, {"f64": 11, "f32": 8, "half": 5}),
     Fit("log4_rest", "f", "(((log4(1 + f) / f - c0) / f - c1) / f - c2) / f for -0.31 <= f <= 0.38", log4_rest, mpf("-0.31"), mpf("0.38"), {"f32": 8},

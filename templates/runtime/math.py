@@ -119,13 +119,19 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
 
 
 @triton.jit
-def exp_fall(x, low):
-    """2**64 * exp(x + low) in f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n: one factor holds it."""
+def exp_parts(x, low):
+    """r and 2**(n + 64) in f32, for exp(x + low) is 2**n * exp(r): -104 <= x <= 0, so that the power is a normal number."""
     t = x * 1.4426950408889634 + 12583103.0  # 1.5 * 2**23 + 127 + 64
     n = t - 12583103.0
     r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
-    factor = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-    return polynomials.exp_near(r) * factor
+    return r, (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp_fall(x, low):
+    """2**64 * exp(x + low) in f32 for -104 <= x <= 0."""
+    r, power = exp_parts(x, low)
+    return polynomials.exp_near(r) * power
 
 
 @triton.jit
@@ -582,7 +588,7 @@ def erf(x, HALF: tl.constexpr = False):
 
 @triton.jit
 def erfc(x, HALF: tl.constexpr = False):
-    """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), with a split in two, times a polynomial."""
+    """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), the square in two parts, times a polynomial."""
     a = tl.abs(x)
     if x.dtype == tl.float64:
         a = minimum(a, 27.5)
@@ -599,10 +605,12 @@ def erfc(x, HALF: tl.constexpr = False):
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
-        high = high_bits(a)
+        top = fma(-a, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
         q = rcp_short(1.0 + a)
-        lost = (1.0 - q) - q * a  # 1 / (1 + a) is q * exp(lost), but for lost**2
-        y = exp_fall(-high * high, (high - a) * (high + a) + lost) * (q * polynomials.erfcx_by_rcp(q - 0.5))
+        lost = fma(-q, a, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        r, power = exp_parts(top, fma(-a, a, -top) + lost)
+        y = q * polynomials.erfcx_by_rcp((q - 0.5) + q * lost) * power
+        y = y + y * (r * polynomials.exp_slope(r))
         return tl.where(x < 0, 2.0 - y, y)
 
 
