@@ -159,8 +159,10 @@ def log_short(x, NATURAL: tl.constexpr):
     """log(x) or log2(x) of every f32, to 2**-16: x = 2**k * (1 + f), |f| <= 1/3."""
     tiny = x < 1.1754943508222875e-38
     less: tl.constexpr = 15.942385152878742 if NATURAL else 23.0
-    edge = tl.where(tiny, tl.where(x > 0, -less, tl.where(x == 0, float("-inf"), float("nan"))), 0.0)
-    return log_plain(tl.where(tiny, x * 8388608.0, x), edge, NATURAL) + lasting(x)
+    scaled = tl.where(tiny, x * 8388608.0 + 0.0, x)  # without the sign of -0
+    # 1 / sqrt is infinite at 0 and NaN below it, and too small to count elsewhere
+    edge = tl.rsqrt(scaled) * 1.401298464324817e-45
+    return (log_plain(scaled, tl.where(tiny, -less, 0.0), NATURAL) - edge) + lasting(x)
 
 
 @triton.jit
