@@ -563,7 +563,15 @@ def atan2(y, x, HALF: tl.constexpr = False):
     steep = ay > ax
     top = tl.where(steep, ax, ay)
     bottom = tl.where(steep, ay, ax)
-    t = tl.where(top == bottom, tl.where(top == 0, 0.0, 1.0), top / bottom)
+    if x.dtype == tl.float32 and HALF:
+        few = bottom < 1.1754943508222875e-38
+        top = tl.where(few, top * 16777216.0, top)
+        bottom = tl.where(few, bottom * 16777216.0, bottom)
+        root = tl.rsqrt(bottom)
+        t = top * root * root
+    else:
+        t = top / bottom
+    t = tl.where(top == bottom, tl.where(top == 0, 0.0, 1.0), t)
     angle = atan_core(t, HALF)
     angle = tl.where(steep, quarter_less(angle), angle)
     return copysign(tl.where(negative(x), half_turn_less(angle), angle), y)
