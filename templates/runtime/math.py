@@ -5,7 +5,7 @@ most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, fo
 is a cheaper form: off by at most 1/8 of a unit in the last place of f16, and 0 or as small for what is below 2**-126. The generator's
 `benchmarks/accuracy.py` measures all of it.
 
-No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
+No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits, or it is `fma`'s.
 The polynomials are in `polynomials.py`.
 """
 
@@ -99,7 +99,7 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
-        t = x * 1.4426950408889634 + 6755399441057790.0
+        t = (x + low) * 1.4426950408889634 + 6755399441057790.0  # of a power, `low` is up to 0.2
         n = t - 6755399441057790.0
         r = (x - n * 0.6931471805598903) - (n * 5.497923018708371e-14 - low)
         bits = t.to(tl.int64, bitcast=True)
