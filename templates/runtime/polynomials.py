@@ -85,33 +85,6 @@ def log2_quotient(f, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def log4_rest(f):
-    """(((log4(1 + f) / f - c0) / f - c1) / f - c2) / f for -0.31 <= f <= 0.38. Errors: f32 2**-32.1."""
-    p = -0.06030947 * f + 0.08167215
-    p = p * f - 0.073477685
-    p = p * f + 0.07862153
-    p = p * f - 0.090127036
-    p = p * f + 0.10311061
-    p = p * f - 0.12021675
-    p = p * f + 0.1442686
-    p = p * f - 0.18033731
-    return p
-
-
-@triton.jit
-def exp4_near(r):
-    """4 ** r for |r| <= 1/2. Errors: f32 2**-26.5."""
-    p = 0.0019263277 * r + 0.010024836
-    p = p * r + 0.042685997
-    p = p * r + 0.15386486
-    p = p * r + 0.44403026
-    p = p * r + 0.9609072
-    p = p * r + 1.3862945
-    p = p * r + 1.0
-    return p
-
-
-@triton.jit
 def log1p_near(f):
     """log1p(f) / f for |f| <= 1/3. Errors: half 2**-17.1."""
     p = -0.19348787 * f + 0.22648515
