@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.math import log
+from ..runtime.math import log2
 from ..runtime.math import pow as _pow
 from ..runtime.op import Kernel, PointwiseOp, Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
@@ -72,7 +72,7 @@ def pow_backward(
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dx, 0.0)
-        dexponent = tl.where((x == 0) & (exponent >= 0), 0, dy * (half * log(x, HALF) * half))
+        dexponent = tl.where((x == 0) & (exponent >= 0), 0, dy * (half * (0.6931471805599453 * log2(x, HALF)) * half))
         if dexponent_ptr is not None:
             tl.store(dexponent_ptr + i, dexponent, mask=mask)
         if dexponent_sum_ptr is not None:

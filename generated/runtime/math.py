@@ -5,7 +5,7 @@ most 4, whatever `/`, `tl.exp2` and `tl.sqrt` of a GPU round to. `HALF=True`, fo
 is a cheaper form: off by at most 1/8 of a unit in the last place of f16, and 0 or as small for what is below 2**-126. The generator's
 `benchmarks/accuracy.py` measures all of it.
 
-No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits.
+No line depends on whether a compiler fuses a * b + c: where a product must be exact, its factors have few bits, or it is `fma`'s.
 The polynomials are in `polynomials.py`.
 """
 
@@ -71,6 +71,16 @@ def high_bits(x):
 
 
 @triton.jit
+def fma(a, b, c):
+    """a * b + c for f32, rounded once: what an error term needs (`c` may be a number). Some of Triton's interpreters round twice;
+    in f64 the product is exact."""
+    if INTERPRETED:
+        return (a.to(tl.float64) * b.to(tl.float64) + c).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
+
+
+@triton.jit
 def rcp_short(x):
     """1 / x to 2**-21 for 0 <= x: a GPU has an instruction for 1 / sqrt(x), and Triton reaches none for 1 / x."""
     r = tl.rsqrt(x)
@@ -89,7 +99,7 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
     # Adding 1.5 * 2**52 rounds to a whole number n; 2 * bias more leaves n + 2 * bias in the last bits, which halves
     # into the exponent fields of two factors. (A constant with a name would be rounded to f32.)
     if x.dtype == tl.float64:
-        t = x * 1.4426950408889634 + 6755399441057790.0
+        t = (x + low) * 1.4426950408889634 + 6755399441057790.0  # of a power, `low` is up to 0.2
         n = t - 6755399441057790.0
         r = (x - n * 0.6931471805598903) - (n * 5.497923018708371e-14 - low)
         bits = t.to(tl.int64, bitcast=True)
@@ -109,13 +119,19 @@ def exp_sum(x, low, SHIFT: tl.constexpr = 0):
 
 
 @triton.jit
-def exp_fall(x, low):
-    """2**64 * exp(x + low) in f32 for -104 <= x <= 0: 2**(n + 64) is a normal number for each n: one factor holds it."""
+def exp_parts(x, low):
+    """r and 2**(n + 64) in f32, for exp(x + low) is 2**n * exp(r): -104 <= x <= 0, so that the power is a normal number."""
     t = x * 1.4426950408889634 + 12583103.0  # 1.5 * 2**23 + 127 + 64
     n = t - 12583103.0
     r = (x - n * 0.693145751953125) - (n * 1.4286068e-06 - low)
-    factor = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-    return polynomials.exp_near(r) * factor
+    return r, (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp_fall(x, low):
+    """2**64 * exp(x + low) in f32 for -104 <= x <= 0."""
+    r, power = exp_parts(x, low)
+    return polynomials.exp_near(r) * power
 
 
 @triton.jit
@@ -139,21 +155,44 @@ def exp_halved(a):
 
 
 @triton.jit
-def log2_short(x):
-    """log2(x) for a finite positive f32 that is not subnormal: x = 2**k * (1 + f), |f| <= 1/3; to 2**-16."""
-    bits = x.to(tl.int32, bitcast=True)
-    k = (bits - 0x3F2AAAAB) & -0x800000
-    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    return f * polynomials.log2_quotient(f, True) + k.to(tl.float32) * 1.1920928955078125e-07
+def log_short(x, NATURAL: tl.constexpr):
+    """log(x) or log2(x) of every f32, to 2**-16: x = 2**k * (1 + f), |f| <= 1/3."""
+    tiny = x < 1.1754943508222875e-38
+    less: tl.constexpr = 15.942385152878742 if NATURAL else 23.0
+    scaled = tl.where(tiny, x * 8388608.0 + 0.0, x)  # without the sign of -0
+    # 1 / sqrt is infinite at 0 and NaN below it, and too small to count elsewhere
+    edge = tl.rsqrt(scaled) * 1.401298464324817e-45
+    return (log_plain(scaled, tl.where(tiny, -less, 0.0), NATURAL) - edge) + lasting(x)
 
 
 @triton.jit
-def log2_edges(x):
-    """`log2_short` of every f32."""
-    tiny = x < 1.1754943508222875e-38
-    y = log2_short(tl.where(tiny, x * 8388608.0, x)) + tl.where(tiny, -23.0, 0.0)
-    y = tl.where(x > 0, y, tl.where(x == 0, float("-inf"), float("nan")))
-    return tl.where(x < float("inf"), y, x)
+def log_plain(x, plus, NATURAL: tl.constexpr):
+    """`log_short` plus a number, for a finite positive x that is not subnormal."""
+    bits = x.to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    if NATURAL:
+        return f * polynomials.log1p_near(f) + (k.to(tl.float32) * 8.262958294867817e-08 + plus)
+    else:
+        return f * polynomials.log2_quotient(f, True) + (k.to(tl.float32) * 1.1920928955078125e-07 + plus)
+
+
+@triton.jit
+def lasting(x):
+    """What infinity and NaN add to a logarithm in f32, and other numbers do not: at most 2**-21. A `where` that selects x itself would
+    have each result converted to 16 bits alone, and not two at once."""
+    return x * 1.401298464324817e-45
+
+
+@triton.jit
+def log2_wide(a):
+    """log2(a) in f64 of an f32 a >= 0, to 2**-33: in f32 it would take more instructions, and those of f64 run beside the others."""
+    tiny = a < 1.1754943508222875e-38
+    edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -23.0), tl.where(a < float("inf"), 0.0, a))
+    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+    k = (bits - 0x3F2AAAAB) & -0x800000
+    f = ((bits - k).to(tl.float32, bitcast=True) - 1.0).to(tl.float64)
+    return f * polynomials.log2_quotient(f) + (k.to(tl.float32) * 1.1920928955078125e-07 + edge).to(tl.float64)
 
 
 @triton.jit
@@ -306,16 +345,18 @@ def tanh(x, HALF: tl.constexpr = False):
 def log(x, HALF: tl.constexpr = False):
     """The natural logarithm."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x) * 0.6931471805599453
+        return log_short(x, True)
     else:
         return tl.log(x)
 
 
 @triton.jit
 def log2(x, HALF: tl.constexpr = False):
-    """The logarithm to base 2."""
+    """The logarithm to base 2; in f32 that which `pow` of the same x computes too."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x)
+        return log_short(x, False)
+    elif x.dtype == tl.float32:
+        return tl.where(x < 0, float("nan"), log2_wide(tl.abs(x)).to(tl.float32))
     else:
         return tl.log2(x)
 
@@ -324,7 +365,7 @@ def log2(x, HALF: tl.constexpr = False):
 def log10(x, HALF: tl.constexpr = False):
     """The logarithm to base 10, from the natural one."""
     if x.dtype == tl.float32 and HALF:
-        return log2_edges(x) * 0.3010299956639812
+        return log_short(x, False) * 0.3010299956639812
     else:
         return tl.log(x) * 0.4342944819032518
 
@@ -335,8 +376,8 @@ def log1p(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float64:
         return log1p_sum(x, 0.0)
     else:
-        y = tl.where(x > -1.0, log1p_core(x, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
-        return tl.where(x < float("inf"), y, x)
+        y = tl.where(x > -1.0, log1p_core(x, 0.0, HALF), tl.where(x == -1.0, float("-inf"), float("nan")))
+        return y + lasting(x)
 
 
 @triton.jit
@@ -350,17 +391,17 @@ def log1p_sum(x, low):
 
 
 @triton.jit
-def log1p_core(x, HALF: tl.constexpr):
-    """log(1 + x) in f32 for finite x > -1; the sign of 0 stays."""
+def log1p_core(x, plus, HALF: tl.constexpr):
+    """log(1 + x) + plus in f32 for finite x > -1; the sign of 0 stays if `plus` is 0."""
     # 1 + x = 2**k * (1 + m), |m| <= 1/3, and m from x itself: x * 2**-k - (1 - 2**-k); -k, for -0 to stay
     less = (0x3FAAAAAA - (1.0 + x).to(tl.int32, bitcast=True)) & -0x800000
     twice = (0x40000000 + less).to(tl.float32, bitcast=True)  # 2 * 2**-k; 0 where k = 128
     m = (x.to(tl.int32, bitcast=True) + less).to(tl.float32, bitcast=True) - (1.0 - 0.5 * twice)
     n = less.to(tl.float32)
     if HALF:
-        return (m * polynomials.log2_quotient(m, True) - n * 1.1920928955078125e-07) * 0.6931471805599453
+        return m * polynomials.log1p_near(m) - (n * 8.262958294867817e-08 - plus)
     else:
-        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - n * 8.262941264808194e-08
+        return (m + (m * m * polynomials.log1p_tail(m) - n * 1.7030314e-13)) - (n * 8.262941264808194e-08 - plus)
 
 
 @triton.jit
@@ -374,14 +415,15 @@ def asinh(x, HALF: tl.constexpr = False):
         return copysign(log1p(w) + tl.where(big, 1.0, 0.0).to(x.dtype) * 0.6931471805599453, x)
     elif HALF:
         half = 0.5 * a + tl.where(a > 1e9, 0.5 * a, tl.sqrt(0.25 * z + 0.25))
-        far = (log2_short(half) + 1.0) * 0.6931471805599453
-        near = a + a * z * polynomials.asinh_tail(z)  # also what is right for infinity and NaN
-        return copysign(tl.where((a >= 0.3) & (a < float("inf")), far, near), x)
+        far = log_plain(half, 0.6931471805599453, True) + lasting(a)
+        return copysign(tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), far), x)
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
-        y = log1p_core(w, False) + tl.where(z < float("inf"), 0.0, 0.6931471805599453)  # then the quotient was 0
-        return copysign(tl.where(a < float("inf"), y, a), x)
+        y = log1p_core(
+            w, tl.where(z < float("inf"), 0.0, 0.6931471805599453), False
+        )  # where z is not, the quotient is 0
+        return copysign(y + lasting(a), x)
 
 
 @triton.jit
@@ -398,8 +440,7 @@ def acosh(x, HALF: tl.constexpr = False):
         z = t * (tl.abs(t) + 2.0)  # negative wherever t is: NaN is the root
         big = z == float("inf")
         w = t + tl.where(big, 0.0, tl.sqrt(z))
-        y = log1p_core(w, HALF) + tl.where(big, 0.6931471805599453, 0.0)
-        return tl.where(w < float("inf"), y, w)
+        return log1p_core(w, tl.where(big, 0.6931471805599453, 0.0), HALF) + lasting(w)
 
 
 @triton.jit
@@ -413,16 +454,19 @@ def atanh(x, HALF: tl.constexpr = False):
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
         w = twice + twice * (a * rcp_short(1.0 - a))
-        return copysign(tl.where(w < float("inf"), 0.5 * log1p_core(w, HALF), w), x)
+        return copysign(0.5 * log1p_core(w, 0.0, HALF) + lasting(w), x)
 
 
 # ---------------------------------------------------------------------------------------------- trigonometry
 
 
 @triton.jit
-def sin(x):
-    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0."""
-    return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
+def sin(x, HALF: tl.constexpr = False):
+    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0 (half: where it may)."""
+    if HALF:
+        return tl.sin(x)
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
@@ -432,13 +476,16 @@ def cos(x):
 
 
 @triton.jit
-def tan(x):
+def tan(x, HALF: tl.constexpr = False):
     """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
     if INTERPRETED:
         y = tl.sin(x) / tl.cos(x)
     else:
         y = libdevice.tan(x)
-    return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
+    if HALF:
+        return y
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
 
 
 @triton.jit
@@ -493,7 +540,15 @@ def atan2(y, x, HALF: tl.constexpr = False):
     steep = ay > ax
     top = tl.where(steep, ax, ay)
     bottom = tl.where(steep, ay, ax)
-    t = tl.where(top == bottom, tl.where(top == 0, 0.0, 1.0), top / bottom)
+    if x.dtype == tl.float32 and HALF:
+        few = bottom < 1.1754943508222875e-38
+        top = tl.where(few, top * 16777216.0, top)
+        bottom = tl.where(few, bottom * 16777216.0, bottom)
+        root = tl.rsqrt(bottom)
+        t = top * root * root
+    else:
+        t = top / bottom
+    t = tl.where(top == bottom, tl.where(top == 0, 0.0, 1.0), t)
     angle = atan_core(t, HALF)
     angle = tl.where(steep, quarter_less(angle), angle)
     return copysign(tl.where(negative(x), half_turn_less(angle), angle), y)
@@ -520,7 +575,7 @@ def erf(x, HALF: tl.constexpr = False):
 
 @triton.jit
 def erfc(x, HALF: tl.constexpr = False):
-    """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), with a split in two, times a polynomial."""
+    """1 - erf(x), accurate relative to itself in the tail: exp(-a**2), the square in two parts, times a polynomial."""
     a = tl.abs(x)
     if x.dtype == tl.float64:
         a = minimum(a, 27.5)
@@ -537,10 +592,12 @@ def erfc(x, HALF: tl.constexpr = False):
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
-        high = high_bits(a)
+        top = fma(-a, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
         q = rcp_short(1.0 + a)
-        lost = (1.0 - q) - q * a  # 1 / (1 + a) is q * exp(lost), but for lost**2
-        y = exp_fall(-high * high, (high - a) * (high + a) + lost) * (q * polynomials.erfcx_by_rcp(q - 0.5))
+        lost = fma(-q, a, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        r, power = exp_parts(top, fma(-a, a, -top) + lost)
+        y = q * polynomials.erfcx_by_rcp((q - 0.5) + q * lost) * power
+        y = y + y * (r * polynomials.exp_slope(r))
         return tl.where(x < 0, 2.0 - y, y)
 
 
@@ -569,7 +626,7 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result (half: none)."""
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
@@ -577,50 +634,45 @@ def pow(x, y, HALF: tl.constexpr = False):
     else:
         size = pow_narrow(a, y, HALF)
     size = tl.where(y == 2.0, x * x, size)  # what people check by heart
+    size = tl.where((a == 1.0) | (y == 0.0), 1.0, size)
     d = tl.abs(past_even(y))
     odd = d == 1.0
     size = tl.where(negative(x) & odd, negated(size), size)
-    size = tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
-    return tl.where((x == 1.0) | (y == 0.0), 1.0, size)
+    return tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
 
 
 @triton.jit
 def past_even(y):
     """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
     if y.dtype == tl.float64:
-        y = tl.minimum(tl.abs(y), 9007199254740992.0)
+        y = minimum(tl.abs(y), 9007199254740992.0)
         return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
     else:
-        y = tl.minimum(tl.abs(y), 16777216.0)
+        y = minimum(tl.abs(y), 16777216.0)
         return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
 
 
 @triton.jit
 def pow_narrow(a, y, HALF: tl.constexpr):
-    """a ** y in f32 for a >= 0: log2(a) and its product with y in f64 (half: in f32)."""
-    tiny = a < 1.1754943508222875e-38
-    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
-    k = (bits - 0x3F2AAAAB) & -0x800000
-    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
-    n = k.to(tl.float32) * 1.1920928955078125e-07 + tl.where(tiny, -23.0, 0.0)
-    n = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), n, a))
-    # y may stop where every a but 1 has left the range: infinity times 0 would be NaN
-    y = tl.clamp(y, -1e30, 1e30, propagate_nan=tl.PropagateNan.ALL)
+    """a ** y in f32 for a >= 0; where a is 1 or y is 0, it may be NaN. log2(a) and its product with y are in f64 (half: f32)."""
     if HALF:
+        tiny = a < 1.1754943508222875e-38
+        edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -23.0), tl.where(a < float("inf"), 0.0, a))
+        bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+        k = (bits - 0x3F2AAAAB) & -0x800000
+        f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+        n = k.to(tl.float32) * 1.1920928955078125e-07 + edge
         return exp2_short(y * (f * polynomials.log2_quotient(f) + n))
     else:
-        w = f.to(tl.float64)
-        p = y.to(tl.float64) * (w * polynomials.log2_quotient(w) + n.to(tl.float64))
-        # Rounded to a whole number from its first bits, at most 152, which takes no operation of f64; what that leaves
-        # of a larger p makes 2**rest infinite or 0.
+        p = y.to(tl.float64) * log2_wide(a)
+        # p = 2 j + rest, j whole and found from the first bits of p, at most 152, which takes no operation of f64; what that
+        # leaves of a larger p makes 2**rest infinite or 0. Adding 1.5 * 2**52 + 127 leaves j as an exponent in the last bits.
         top = (p.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
         top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
-        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) + 6755399441055998.0
-        rest = tl.exp2((p - (t - 6755399441055998.0)).to(tl.float32))
-        bits = t.to(tl.int64, bitcast=True).to(tl.int32)
-        half = bits >> 1
-        first = (half << 23).to(tl.float32, bitcast=True)
-        return rest * first * ((bits - half) << 23).to(tl.float32, bitcast=True)
+        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) * 0.5 + 6755399441055871.0
+        rest = (p - (t - 6755399441055871.0) * 2.0).to(tl.float32)
+        root = (t.to(tl.int64, bitcast=True).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        return tl.exp2(rest) * root * root
 
 
 @triton.jit
@@ -705,7 +757,8 @@ def divide(a, b):
 def fmod(a, b, HALF: tl.constexpr = False):
     """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
 
-    libdevice's takes subnormals for 0. By its cheaper form NaN is left where b is subnormal and |a| >= 2**104.
+    libdevice's takes subnormals for 0. The cheaper form may: what b leaves is below 2**-126 if b is, as is what a b of 2**-126
+    leaves, but for 0 nothing is left.
     """
     a, b = alike(a, b)
     if INTERPRETED or a.dtype.is_int():
@@ -713,9 +766,7 @@ def fmod(a, b, HALF: tl.constexpr = False):
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
     elif HALF:
-        scale = tl.where((tl.abs(b) < 1.1754943508222875e-38) & (b != 0), 16777216.0, 1.0)
-        r = libdevice.fmod(a * scale, b * scale) * tl.where(scale == 1.0, 1.0, 5.960464477539063e-08)
-        return tl.where(tl.abs(a) < tl.abs(b), a, r)
+        return libdevice.fmod(a, tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38)))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)

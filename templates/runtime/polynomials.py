@@ -41,6 +41,17 @@ def exp_near(r):
 
 
 @triton.jit
+def exp_slope(r):
+    """(exp(r) - 1) / r for |r| <= log(2) / 2. Errors: f32 2**-28.9."""
+    p = 0.0013843391 * r + 0.008374313
+    p = p * r + 0.041668013
+    p = p * r + 0.16666429
+    p = p * r + 0.49999994
+    p = p * r + 1.0
+    return p
+
+
+@triton.jit
 def log2_quotient(f, HALF: tl.constexpr = False):
     """log2(1 + f) / f for |f| <= 1/3. Errors: f64 2**-33.2, f32 2**-25.2, half 2**-17.1."""
     if f.dtype == tl.float64:
@@ -70,6 +81,17 @@ def log2_quotient(f, HALF: tl.constexpr = False):
         p = p * f + 0.480896
         p = p * f - 0.72134656
         p = p * f + 1.442695
+    return p
+
+
+@triton.jit
+def log1p_near(f):
+    """log1p(f) / f for |f| <= 1/3. Errors: half 2**-17.1."""
+    p = -0.19348787 * f + 0.22648515
+    p = p * f - 0.2484992
+    p = p * f + 0.33218986
+    p = p * f - 0.5000201
+    p = p * f + 1.0000072
     return p
 
 
