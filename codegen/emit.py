@@ -142,6 +142,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": requires,
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
         "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
+        "sized": [(axis, a.name) for a in op.attrs for axis in a.size],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
@@ -165,8 +166,12 @@ def _rows(plan: OpPlan) -> dict[str, Any] | None:
 
 
 def _over_pack(op: OpSpec, attr: AttrDecl) -> bool:
-    """Whether an attr places a pack: it takes several dims then."""
-    return any(d.kind == "pack" and d.factors[0].name in attr.axis for t in op.tensors for d in _plain_axes(t).dims)
+    """Whether an attr places a pack, or gives its extents: it takes several then."""
+    return any(
+        d.kind == "pack" and d.factors[0].name in (*attr.axis, *attr.size)
+        for t in op.tensors
+        for d in _plain_axes(t).dims
+    )
 
 
 def _plain_axes(decl: TensorDecl) -> Axes:
@@ -180,6 +185,8 @@ def _kind(attr: AttrDecl, pack: bool = False) -> str:
     """What the runtime lets an attr be: `"float"`, `"int?"` where it may be None, or the choices of an enum."""
     if attr.type == "enum":
         return "(" + ", ".join(f'"{e}"' for e in attr.enum) + ")"
+    if attr.size and pack:
+        return '"shape"'
     if attr.axis and pack:
         return '"dims?"' if attr.all_axes else '"dims"'
     many = "" if attr.arity is None else f"*{attr.arity}"
@@ -284,6 +291,8 @@ def _meaning(op: OpSpec, attr: AttrDecl) -> str:
         return "one of " + ", ".join(attr.enum)
     if attr.axis:
         return "the position of the axis" + (", or of several; all of them where it is None" if attr.all_axes else "")
+    if attr.size:
+        return "the extents of " + ", ".join(attr.size)
     if attr.keeps:
         return "whether extents of 1 stay where was reduced"
     words = {"bool": "True or False", "int": "a whole number"}.get(attr.type, "a number")
@@ -407,9 +416,11 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
         values = [f'"{e}"' for e in attr.enum] if attr.type == "enum" else ["False", "True"]
         cases = [{**c, attr.name: v} for c in cases for v in values]
     for attr in op.attrs:
-        if attr.axis and (_default(attr) is None or _over_pack(op, attr)):
+        if attr.axis and (_default(attr) is None or plan.rows is not None):
             places = ("-1", "0", "None") if attr.all_axes else ("-1", "0")
             cases = [{**c, attr.name: v} for c in cases for v in places]
+        elif attr.size:
+            cases = [{**c, attr.name: "3"} for c in cases]
         elif attr.keeps:
             cases = [{**c, attr.name: str(k % 2 == 0)} for k, c in enumerate(cases)]
         elif _default(attr) is None:

@@ -7,6 +7,8 @@ from .ops.acosh import Acosh as Acosh
 from .ops.acosh import acosh as acosh
 from .ops.add import Add as Add
 from .ops.add import add as add
+from .ops.add_layer_norm import AddLayerNorm as AddLayerNorm
+from .ops.add_layer_norm import add_layer_norm as add_layer_norm
 from .ops.add_rms_norm import AddRmsNorm as AddRmsNorm
 from .ops.add_rms_norm import add_rms_norm as add_rms_norm
 from .ops.add_silu import AddSilu as AddSilu
@@ -65,6 +67,8 @@ from .ops.count_nonzero import CountNonzero as CountNonzero
 from .ops.count_nonzero import count_nonzero as count_nonzero
 from .ops.div import Div as Div
 from .ops.div import div as div
+from .ops.dyt import Dyt as Dyt
+from .ops.dyt import dyt as dyt
 from .ops.elu import Elu as Elu
 from .ops.elu import elu as elu
 from .ops.eq import Eq as Eq
@@ -117,6 +121,8 @@ from .ops.isinf import Isinf as Isinf
 from .ops.isinf import isinf as isinf
 from .ops.isnan import Isnan as Isnan
 from .ops.isnan import isnan as isnan
+from .ops.layer_norm import LayerNorm as LayerNorm
+from .ops.layer_norm import layer_norm as layer_norm
 from .ops.le import Le as Le
 from .ops.le import le as le
 from .ops.leaky_relu import LeakyRelu as LeakyRelu
@@ -177,6 +183,8 @@ from .ops.norm_l1 import NormL1 as NormL1
 from .ops.norm_l1 import norm_l1 as norm_l1
 from .ops.norm_l2 import NormL2 as NormL2
 from .ops.norm_l2 import norm_l2 as norm_l2
+from .ops.normalize import Normalize as Normalize
+from .ops.normalize import normalize as normalize
 from .ops.pow import Pow as Pow
 from .ops.pow import pow as pow
 from .ops.prelu import Prelu as Prelu

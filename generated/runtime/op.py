@@ -144,6 +144,9 @@ class RuntimeOp:
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
+    sized: ClassVar[Mapping[str, str]] = {}
+    """Axes and packs whose extents an attr gives, with its name."""
+
     named: ClassVar[Mapping[str, str]] = {}
     """Public names of attrs, where they are not their own."""
 
@@ -212,7 +215,8 @@ class RuntimeOp:
 
     def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
         metas = tuple((n, type(v) if isinstance(v, (int, float)) else v) for n, v in given.items())
-        return (direction, metas, tuple(self.choices().items()), self.axis_position(), *more)
+        sized = tuple(self.attrs[n] for n in self.sized.values())
+        return (direction, metas, tuple(self.choices().items()), self.axis_position(), sized, *more)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -277,8 +281,8 @@ def _plain(value: Any) -> Any:
 
 def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
     """A number given for a tuple stands for each of its items."""
-    if isinstance(value, list):
-        value = tuple(value)
+    if isinstance(value, list) or (kind == "shape" and isinstance(value, tuple)):
+        value = tuple(value)  # torch.Size too
     if not isinstance(kind, str) or "*" not in kind or value is None:
         return value
     return (value,) * int(kind.rstrip("?").partition("*")[2]) if isinstance(value, (int, float)) else tuple(value)
@@ -289,6 +293,7 @@ _KINDS = {
     "int": "a whole number",
     "bool": "True or False",
     "dims": "a whole number or a tuple of them",
+    "shape": "an extent or a tuple of them",
 }
 
 
@@ -296,13 +301,17 @@ def _is_kind(value: Any, kind: str) -> bool:
     if value is None:
         return kind.endswith("?")
     base, _, count = kind.rstrip("?").partition("*")
-    if base == "dims":
+    if base in ("dims", "shape"):
         return all(_is_kind(v, "int") for v in (value if isinstance(value, tuple) else (value,)))
     if isinstance(value, (tuple, list)):
         return bool(count) and len(value) == int(count) and all(_is_kind(v, base) for v in value)
     if base == "bool" or isinstance(value, bool):
         return base == "bool" and isinstance(value, bool)
     return isinstance(value, int) or (base == "float" and isinstance(value, float))
+
+
+def _extents_of(value: Any) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _category(dtype: str) -> int:
@@ -476,15 +485,29 @@ class PointwiseOp(RuntimeOp):
         return Meta(meta.dtype, tuple(meta.shape[k] for k in back), tuple(meta.strides[k] for k in back))
 
     def _ranks(self, given: Mapping[str, Given]) -> dict[str, int]:
-        """How many dims the packs have that the caller counts: the one that `dim` places."""
+        """How many dims the packs have that the caller counts: those whose extents it gives, and the one that `dim` places."""
+        out = {axis: len(_extents_of(self.attrs[attr])) for axis, attr in self.sized.items()}
         placed = self.axis_position()
-        if placed is None:
-            return {}
-        for tensor in self.tensors:
+        for tensor in self.tensors if placed is not None else ():
             meta = given.get(tensor.name)
-            if self._moves(tensor) == "moved" and isinstance(meta, Meta):
-                return {placed[0]: len(self._places(len(meta.shape)))}
-        return {}
+            if self._moves(tensor) == "moved" and isinstance(meta, Meta) and placed is not None:
+                out[placed[0]] = len(self._places(len(meta.shape)))
+        return out
+
+    def _check_sizes(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> None:
+        """The extents that attrs give are those of the tensors."""
+        for axis, attr in self.sized.items():
+            wanted = _extents_of(self.attrs[attr])
+            for tensor in tensors:
+                operand = operands.get(tensor.name)
+                own = (
+                    [] if operand is None else sorted((a for a in operand.extents if a[0] == axis), key=lambda a: a[1])
+                )
+                found = tuple(operand.extents[a] for a in own) if operand is not None else ()
+                if own and found != wanted:
+                    raise ShapeError(
+                        f"{self.name}: `{self.named.get(attr, attr)}` is {wanted}, `{tensor.public}` has {found} there"
+                    )
 
     def _bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
         known = {
@@ -506,6 +529,7 @@ class PointwiseOp(RuntimeOp):
                     )
                 except ShapeError as error:
                     raise ShapeError(f"{self.name}: {error}") from None
+        self._check_sizes(out, tensors)
         return out
 
     def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:

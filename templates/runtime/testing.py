@@ -215,6 +215,9 @@ class Case:
 
     def _floats(self, dtype: str, layout: str, attrs: Mapping[str, Any]) -> None:
         low = self.inputs(layout, dtype)
+        if not self.op.elementwise and set(self.op.residuals) & {t.name for t in self.op.outputs}:
+            # The backward reads an output as it was stored: of eighths a sum is stored exactly.
+            low = {n: ((v * 8).round() / 8).to(v.dtype) if v.is_floating_point() else v for n, v in low.items()}
         high = {n: v.double() if v.is_floating_point() else v for n, v in low.items()}
         ours, exact = (self._with_gradients(values, attrs, dtype) for values in (low, high))
         for (name, got), (_, want) in zip(ours.items(), exact.items()):
@@ -349,7 +352,7 @@ class Case:
         """The op with its defaults, and a number for what has none."""
         kinds = self.op.kinds
         values = self._all_attrs({}).items()
-        whole = {n: -1 if kinds.get(n) in ("int", "dims") else 0.5 for n, _ in values}
+        whole = {n: {"int": -1, "dims": -1, "shape": 3}.get(str(kinds.get(n)), 0.5) for n, _ in values}
         return self.op(**{n: whole[n] if v is inspect.Parameter.empty else v for n, v in values})
 
     def _all_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def main() -> None:
         ]
         for attrs in choices:
             missing = inspect.Parameter.empty
-            whole = {n for n, kind in cls.kinds.items() if kind in ("int", "dims")}
-            attrs = {n: (-1 if n in whole else 0.5) if v is missing else v for n, v in attrs.items()}
+            whole = {"int": -1, "dims": -1, "shape": 128}
+            attrs = {n: whole.get(str(cls.kinds.get(n)), 0.5) if v is missing else v for n, v in attrs.items()}
             for layout, launch, metas in launches(cls(**attrs), dtype):
                 types, constants, hints = signature(launch, metas)
                 source = ASTSource(launch.kernel.function, types, constants, hints)

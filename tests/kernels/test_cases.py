@@ -67,7 +67,7 @@ def attrs_of(name: str) -> dict[str, Any]:
     values: dict[str, Any] = one._all_attrs({})
     missing = inspect.Parameter.empty
     values = {n: (2 if decls[n].type == "int" else 0.75) if v is missing else v for n, v in values.items()}
-    return {n: -1 if decls[n].axis else v for n, v in values.items()}
+    return {n: -1 if decls[n].axis else 3 if decls[n].size else v for n, v in values.items()}
 
 
 def choices(name: str) -> list[dict[str, Any]]:

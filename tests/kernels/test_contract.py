@@ -47,7 +47,7 @@ def required(name: str) -> dict[str, float]:
     tensors = {t.public for t in op_class(name).inputs + op_class(name).params}
     parameters = inspect.signature(getattr(generated, name)).parameters
     missing = [n for n, p in parameters.items() if n not in tensors and p.default is inspect.Parameter.empty]
-    return {n: -1 if op_class(name).kinds.get(n) in ("int", "dims") else 0.5 for n in missing}
+    return {n: {"int": -1, "dims": -1, "shape": 3}.get(str(op_class(name).kinds.get(n)), 0.5) for n in missing}
 
 
 class Calls(TorchDispatchMode):
