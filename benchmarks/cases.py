@@ -31,6 +31,8 @@ DIRECTIONS = ("forward", "backward", "training")
 PEERS = ("pullback", "eager", "compiled")
 MAIN_MB = 512
 """The size at which layouts are compared and compiled torch is measured."""
+WIDTH = 4096
+"""The extent of a row where an attr gives it."""
 _PAD = 16
 _OTHER_EXTENT = 4
 
@@ -77,15 +79,24 @@ class Entry:
 
     def shape(self, tensor: Any, rows: int, cols: int, layout: str = "dense") -> tuple[int, ...]:
         """Of a tensor, so that `...` and named axes together are a matrix of rows x cols."""
+        if "shape" in self.case.op.kinds.values():
+            rows, cols = max(1, rows * cols // WIDTH), WIDTH
+        placed = self.instance.axis_position()
+        part = placed[0] if placed else ""  # a pack that is placed is a part of `...`
         named = [
-            a for t in self.tensors for d in parse_dims(t.dims) if not d.pack for a, f in zip(d.axes, d.fixed) if not f
+            a
+            for t in self.tensors
+            for d in parse_dims(t.dims)
+            if not d.pack or d.axes[0] not in ("...", part)
+            for a, f in zip(d.axes, d.fixed)
+            if not f
         ]
         parts = max([1, *(math.prod(f or 1 for f in d.fixed) for t in self.tensors for d in parse_dims(t.dims))])
         shape: list[int] = []
         for dim in parse_dims(tensor.dims):
-            if dim.pack:
+            if dim.pack and dim.axes[0] == "...":
                 shape += (rows,) if named else (rows, cols)
-            else:
+            elif not dim.pack or dim.axes[0] != part:
                 known = {a: cols // parts if a == named[-1] else _OTHER_EXTENT for a in named}
                 shape.append(math.prod(f or known[a] for a, f in zip(dim.axes, dim.fixed)))
         if layout in ("row", "column") and tensor is self._stretching[-1]:
@@ -118,6 +129,7 @@ def entries(folder: Path = ROOT / "tests" / "generated", only: Sequence[str] = (
 
 def variants(op: str, case: Case, base: Mapping[str, Any]) -> list[Entry]:
     kinds = case.op.kinds
+    base = {**base, **{n: WIDTH for n, kind in kinds.items() if kind == "shape"}}
     choices = {n: kind for n, kind in kinds.items() if isinstance(kind, tuple)}
     limits = _limits(case, base)
     out = []

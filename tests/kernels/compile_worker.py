@@ -57,7 +57,7 @@ def launches(op: PointwiseOp, dtype: str) -> list[tuple[str, Launch, dict[str, M
         if layout == "row" and len(stretching) < 2:
             continue
         for tensor in op.tensors:
-            shape = (64, 128) if "..." in tensor.dims else (64, 128)[2 - len(parse_dims(tensor.dims)) :]
+            shape = (64, 128) if "..." in tensor.dims.split(", ") else (64, 128)[2 - len(parse_dims(tensor.dims)) :]
             if layout == "row" and tensor is stretching[-1]:
                 shape = (128,)
             metas[tensor.name] = Meta(
