@@ -120,7 +120,7 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
 
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
-    kernels = [k for k in (m.forward, m.backward) if k is not None]
+    kernels = [k for k in (m.forward, m.finish, m.backward) if k is not None]
     body = "\n".join(k.text for k in kernels)
     helpers = (
         ({"tile"} if plan.rows is None else set())

@@ -125,6 +125,8 @@ class Module:
     """Tensors that the backward takes for their presence alone."""
     equals: tuple[tuple[str, str], ...]
     """Gradients that are the gradient of another tensor, before what was broadcast is summed."""
+    finish: KernelText | None = None
+    """The second stage of a forward whose rows several programs share."""
 
 
 @dataclass(frozen=True)

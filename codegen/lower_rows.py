@@ -12,7 +12,7 @@ computed between two passes, what has the axes of a row again in each pass that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codegen.ir import ATOM, Bound, Graph, Node, Target, walk
 from codegen.lower import KernelText, Lowering, Module, Printer, Used, _Item, loaded, safe
@@ -40,6 +40,11 @@ class RowKernel(KernelText):
     tail: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     """Gradients that are summed over the rows of a program, and then over the programs."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Reductions that several programs may share, by name, with what a program has of each; they are finished by a kernel of its
+    own."""
+    shared: bool = False
+    """Whether several programs may each walk over a share of a row."""
 
     @property
     def text(self) -> str:
@@ -91,6 +96,9 @@ class _RowLowering(Lowering):
         assert plan.rows is not None
         self.rows = plan.rows
         self.temps: dict[tuple[str, str, int], str] = {}
+        self.shared = self.finishing = False
+        self.parts: dict[str, str] = {}
+        self.finish: RowKernel | None = None
 
     def _place(self, key: tuple[str, ...]) -> tuple[int, int]:
         return (0, 0) if key[0] == "finish" else super()._place(key)
@@ -100,6 +108,10 @@ class _RowLowering(Lowering):
 
     # -------------------------------------------------------------------------------- kernels
 
+    def module(self, training: bool) -> Module:
+        out = super().module(training)
+        return replace(out, finish=self.finish)
+
     def _forward(self) -> KernelText:
         def targets(graph: Graph) -> list[tuple[str, Node, Target | None]]:
             saved = [(b.name, b.node, None) for b in graph.bindings if b.name in self.rows.saved]
@@ -108,9 +120,21 @@ class _RowLowering(Lowering):
         names = [o.name for o in self.op.outputs]
         writes = [p for n in (*names, *self.rows.saved) for p in self._strided(n, self._axes_of(n))]
         optional = set(self.rows.saved)
-        return self._kernel_of(
-            "forward", self.plan.graphs, self.plan.forward_reads, (), targets, writes, optional, self.plan.exacting[0]
-        )
+        arguments = (self.plan.graphs, self.plan.forward_reads, (), targets, writes, optional, self.plan.exacting[0])
+        self.shared = self._shareable(targets)
+        kernel = self._kernel_of("forward", *arguments)
+        if self.shared:
+            self.finishing = True
+            self.finish = self._kernel_of("finish", *arguments)
+            self.finishing = False
+        return kernel
+
+    def _shareable(self, targets: Callable[[Graph], list[tuple[str, Node, Target | None]]]) -> bool:
+        """Whether several programs may share a row: one pass, and nothing is stored that has elements."""
+        graphs = [g for _, g in self.plan.graphs]
+        deep = any(self._depth(g, targets(g), ()) != 1 for g in graphs)
+        tiled = any(self._axes_at(n, t, g) & self.rows.reduced for g in graphs for n, _, t in targets(g))
+        return len(graphs) == 1 and not deep and not tiled
 
     def _backward(self) -> KernelText:
         def targets(graph: Graph) -> list[tuple[str, Node, Target | None]]:
@@ -136,6 +160,8 @@ class _RowLowering(Lowering):
             for v, g in graphs
         }
         partial = tuple(f"d{n}" for n in self.rows.partial) if suffix == "backward" else ()
+        parts = self.parts if suffix != "backward" and self.shared else {}
+        shared = suffix != "finish" and not partial and (last == 0 or bool(parts))
 
         def merged(place: str, number: int) -> tuple[str, ...]:
             return tuple(self.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
@@ -146,10 +172,13 @@ class _RowLowering(Lowering):
         tail = merged("tail", 0)
         asked = [f"{n}_ptr" for n in used.asked if n not in reads]
         self.present = tuple(n for n in used.asked if n not in reads) if suffix == "backward" else self.present
+        if self.finishing:
+            reads = [n for n in reads if not self._axes_of(n) & self.rows.reduced]
         params = [p for n in (*reads, *kept) for p in self._strided(n, self._axes_of(n))] + asked + writes
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
         every = [
-            *params, "kept_sizes", "reduced_sizes", "n_kept: tl.int64", "n_reduced: tl.int64", *(["span: tl.int64"] if partial else []),
+            *params, *(f"{n}_part_ptr" for n in parts), "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
+            "n_reduced: tl.int64", *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if partial or shared else []),
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             "LOOP: tl.constexpr", "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
@@ -162,6 +191,8 @@ class _RowLowering(Lowering):
             tuple(p for p in passes if p.body),
             tail,
             partial,
+            tuple(parts.items()),
+            shared,
         )
 
     def _axes_of(self, name: str) -> frozenset[str]:
@@ -269,7 +300,7 @@ class _RowLowering(Lowering):
     def _head(self, out: _Sections, graph: Graph, printer: _RowPrinter, live: list[Node], reads: Sequence[str],
               kept: Sequence[str]) -> None:  # fmt: skip
         """Where a row begins in each tensor, and loads of what has one value a row."""
-        for name in reads:
+        for name in reads if not self.finishing else [n for n in reads if not self._axes_of(n) & self.rows.reduced]:
             tensor = graph.tensors.get(name)
             if tensor is None or not any(n.op == "read" and n.params[0] == name for n in live):
                 continue
@@ -334,11 +365,16 @@ class _RowLowering(Lowering):
     def _pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
               number: int, reductions: list[tuple[Node, str]]) -> None:  # fmt: skip
         before = dict(printer.names)
-        out.add("loop", number, self._elements(graph, printer, bindings, reads, [n.args[0] for n, _ in reductions]))
+        if not self.finishing:
+            out.add("loop", number, self._elements(graph, printer, bindings, reads, [n.args[0] for n, _ in reductions]))
         finished = []
         for node, name in reductions:
-            acc, value = f"{name}_acc", printer.text(node.args[0])
-            start, step, finish = _reduction(node, name, acc, value)
+            acc = f"{name}_acc"
+            part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
+            start, step, finish = _reduction(
+                node, name, acc, part if self.finishing else printer.text(node.args[0]), self.finishing
+            )
+            self.parts[name] = finish.partition(" = ")[2].partition(" / ")[0].lstrip("~")
             if "imum(" in step:
                 self.use(f"math.{node.params[0]}imum")
             out.add("start", number, [_Item(("start", name), (start,))])
@@ -409,10 +445,19 @@ class _RowLowering(Lowering):
         return [*items, _Item(("store", name), lines)]
 
 
-def _reduction(node: Node, name: str, acc: str, value: str) -> tuple[str, str, str]:
-    """How a reduction begins, takes in an element, and ends."""
+def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:
+    """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
-    truth = value if value.isidentifier() else f"({value})"
+    truth = value if value.isidentifier() or again else f"({value})"
+    if again and node.args[0].kind == "bool":
+        if word == "sum":
+            return (
+                _reduction(node, name, acc, value)[0],
+                f"{acc} += tl.where(mask, {value}, 0)",
+                f"{name} = rows.total({acc})",
+            )
+        end = f"{name} = {'~' if word == 'all' else ''}rows.holds({acc})"
+        return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)", f"{acc} = {acc} | (mask & {truth}.to(tl.int1))", end
     if node.args[0].kind == "bool" and word == "sum":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int64)",

@@ -23,20 +23,42 @@ if TYPE_CHECKING:
 
 @triton.jit
 def amin_forward(
-    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_part_ptr, kept_sizes, reduced_sizes,
+    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_acc = tl.full([BLOCK_K, BLOCK_R], float("inf"), COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         y_acc = minimum(y_acc, tl.where(mask, x, float("inf")))
+    if y_part_ptr is not None:
+        part = tl.program_id(1) * n_kept + k
+        tl.store(y_part_ptr + part, rows.smallest(y_acc), mask=exists)
+    else:
+        y = rows.smallest(y_acc)
+        tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
+
+
+@triton.jit
+def amin_finish(
+    y_ptr, y_kept_strides, y_part_ptr, kept_sizes, n_kept: tl.int64, n_reduced: tl.int64, n_parts: tl.int64,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k_at = coordinates(k, kept_sizes, True)
+    y_acc = tl.full([BLOCK_K, BLOCK_R], float("inf"), COMPUTE)
+    for start in range(0, n_parts, BLOCK_R):
+        r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
+        mask = exists & within
+        y_acc = minimum(y_acc, tl.where(mask, tl.load(y_part_ptr + r * n_kept + k, mask=mask), float("inf")))
     y = rows.smallest(y_acc)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
@@ -82,6 +104,7 @@ class Amin(RowOp):
     reduced = ("R",)
     needs_elements = True
     forward = Kernel.of(amin_forward)
+    finish = Kernel.of(amin_finish)
     backward = Kernel.of(amin_backward)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

@@ -23,20 +23,45 @@ if TYPE_CHECKING:
 
 @triton.jit
 def log_sum_forward(
-    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, total_ptr, total_kept_strides, kept_sizes,
-    reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, total_ptr, total_kept_strides, total_part_ptr,
+    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         total_acc += tl.where(mask, x, 0.0)
+    if total_part_ptr is not None:
+        part = tl.program_id(1) * n_kept + k
+        tl.store(total_part_ptr + part, rows.total(total_acc), mask=exists)
+    else:
+        total = rows.total(total_acc)
+        y = log(total)
+        tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
+        if total_ptr is not None:
+            tl.store(total_ptr + offset(k, k_at, total_kept_strides), total, mask=exists)
+
+
+@triton.jit
+def log_sum_finish(
+    y_ptr, y_kept_strides, total_ptr, total_kept_strides, total_part_ptr, kept_sizes, n_kept: tl.int64,
+    n_reduced: tl.int64, n_parts: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k_at = coordinates(k, kept_sizes, True)
+    total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    for start in range(0, n_parts, BLOCK_R):
+        r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
+        mask = exists & within
+        total_acc += tl.where(mask, tl.load(total_part_ptr + r * n_kept + k, mask=mask), 0.0)
     total = rows.total(total_acc)
     y = log(total)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
@@ -47,14 +72,15 @@ def log_sum_forward(
 @triton.jit
 def log_sum_backward(
     dy_ptr, dy_kept_strides, total_ptr, total_kept_strides, dx_ptr, dx_kept_strides, dx_reduced_strides, kept_sizes,
-    reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)
     total = tl.load(total_ptr + offset(k, k_at, total_kept_strides), mask=exists).to(COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -74,6 +100,7 @@ class LogSum(RowOp):
     reduced = ("R",)
     saved = (Tensor("total", "...", "compute"),)
     forward = Kernel.of(log_sum_forward)
+    finish = Kernel.of(log_sum_finish)
     backward = Kernel.of(log_sum_backward)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

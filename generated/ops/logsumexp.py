@@ -54,15 +54,16 @@ def logsumexp_forward(
 def logsumexp_backward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, dy_ptr, dy_kept_strides, dx_ptr,
     dx_kept_strides, dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y = tl.load(y_ptr + offset(k, k_at, y_kept_strides), mask=exists).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within

@@ -23,20 +23,42 @@ if TYPE_CHECKING:
 
 @triton.jit
 def norm_l1_forward(
-    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_part_ptr, kept_sizes, reduced_sizes,
+    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         y_acc += tl.where(mask, tl.abs(x), 0.0)
+    if y_part_ptr is not None:
+        part = tl.program_id(1) * n_kept + k
+        tl.store(y_part_ptr + part, rows.total(y_acc), mask=exists)
+    else:
+        y = rows.total(y_acc)
+        tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
+
+
+@triton.jit
+def norm_l1_finish(
+    y_ptr, y_kept_strides, y_part_ptr, kept_sizes, n_kept: tl.int64, n_reduced: tl.int64, n_parts: tl.int64,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k_at = coordinates(k, kept_sizes, True)
+    y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    for start in range(0, n_parts, BLOCK_R):
+        r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
+        mask = exists & within
+        y_acc += tl.where(mask, tl.load(y_part_ptr + r * n_kept + k, mask=mask), 0.0)
     y = rows.total(y_acc)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
@@ -44,14 +66,15 @@ def norm_l1_forward(
 @triton.jit
 def norm_l1_backward(
     x_ptr, x_kept_strides, x_reduced_strides, dy_ptr, dy_kept_strides, dx_ptr, dx_kept_strides, dx_reduced_strides,
-    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -71,6 +94,7 @@ class NormL1(RowOp):
     kinds = {"dim": "dims?", "keepdim": "bool"}
     reduced = ("R",)
     forward = Kernel.of(norm_l1_forward)
+    finish = Kernel.of(norm_l1_finish)
     backward = Kernel.of(norm_l1_backward)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

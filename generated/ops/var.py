@@ -58,8 +58,8 @@ def var_forward(
 def var_backward(
     x_ptr, x_kept_strides, x_reduced_strides, dy_ptr, dy_kept_strides, mu_ptr, mu_kept_strides, dx_ptr,
     dx_kept_strides, dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
-    correction: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    span: tl.int64, correction: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     correction = scalar(correction, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -67,7 +67,8 @@ def var_backward(
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)
     mu = tl.load(mu_ptr + offset(k, k_at, mu_kept_strides), mask=exists).to(COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within

@@ -19,12 +19,18 @@ TILE = 8192
 """Elements of a tile at most: what a row may have to be read once."""
 CHUNK = 4096
 """Elements of a step where a row is longer."""
+SHARE = 16384
+"""Elements of a program's share at least, where few rows are shared by several programs."""
+PROGRAMS = 1024
+"""Programs that fill a device: below that rows are shared."""
 
 
 class RowOp(PointwiseOp):
     """An op whose values are rows along `reduced`, and one value a row."""
 
     elementwise = False
+    finish: ClassVar[Kernel | None] = None
+    """The second stage where several programs share a row."""
     reduced: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -47,7 +53,55 @@ class RowOp(PointwiseOp):
         self._refuse_empty(extents)
         bound = {**operands, **self._bind(self._own_outputs, {**given, **outputs})}
         launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
-        return Plan(result, launches=(launch,), compute=compute, saved=kept)
+        if self.finish is not None and (shares := self._shares(launch)) > 1:
+            return self._shared(self.finish, launch, shares, result, kept, compute)
+        return Plan(result, launches=(self._spread(launch),), compute=compute, saved=kept)
+
+    def _spread(self, launch: Launch) -> Launch:
+        """Without a reduction programs may share the elements of a row as they are."""
+        names = launch.kernel.abi.names
+        if "span" not in names or any(n.endswith("_part_ptr") for n in names):
+            return launch
+        values = launch.values
+        span = cdiv(cdiv(values["n_reduced"], self._shares(launch)), values["BLOCK_R"]) * values["BLOCK_R"]
+        parts = max(1, cdiv(values["n_reduced"], max(span, 1))) if values["LOOP"] else 1
+        return replace(launch, grid=(launch.grid[0], parts, 1), values={**values, "span": span})
+
+    @staticmethod
+    def _shares(launch: Launch) -> int:
+        """How many programs share a row: rows are few, and long."""
+        values = launch.values
+        if not values["LOOP"]:
+            return 1
+        return max(1, min(cdiv(PROGRAMS, launch.grid[0]), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535))
+
+    def _shared(self, finish: Kernel, launch: Launch, shares: int, result: Mapping[str, Meta], kept: Mapping[str, Meta],
+                compute: str) -> Plan:  # fmt: skip
+        """Two launches: each program reduces its share of a row, then one program adds up what they have."""
+        values = launch.values
+        n_kept, block_r = values["n_kept"], values["BLOCK_R"]
+        span = cdiv(cdiv(values["n_reduced"], shares), block_r) * block_r
+        parts = cdiv(values["n_reduced"], span)
+        scratch = {
+            p.name[:-4]: Meta(self._part_dtype(compute), (parts, n_kept), (n_kept, 1))
+            for p in finish.abi.params
+            if p.name.endswith("_part_ptr")
+        }
+        pointers = {**launch.pointers, **{f"{n}_ptr": n for n in scratch}}
+        first = replace(launch, grid=(launch.grid[0], parts, 1), pointers=pointers, values={**values, "span": span})
+        block = min(1024, 1 << (parts - 1).bit_length())
+        block_k = max(1, min(1024 // block, 1 << (n_kept - 1).bit_length()))
+        own = {n: v for n, v in values.items() if n not in ("reduced_sizes", "span")}
+        own |= {"n_parts": parts, "BLOCK_R": block, "BLOCK_K": block_k, "RAGGED": True}
+        second = Launch(
+            finish, (cdiv(n_kept, block_k), 1, 1), {p: n for p, n in pointers.items() if p in finish.abi.names}, own
+        )
+        return Plan(result, scratch, (first, second), compute, saved=kept)
+
+    def _part_dtype(self, compute: str) -> str:
+        """What a program keeps of a reduction: truths, counts, or values."""
+        kinds = {t.dtype for t in self.outputs}
+        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else compute
 
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         assert self.backward is not None
@@ -76,7 +130,7 @@ class RowOp(PointwiseOp):
         )
         n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
         if not partial:
-            return Plan(grads, launches=(launch,))
+            return Plan(grads, launches=(self._spread(launch),))
         scratch = {f"{n}_part": Meta(compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
         return Plan(grads, scratch, (launch, *(self._finish(n, parts, n_reduced, launch) for n in partial)))
 
@@ -117,7 +171,7 @@ class RowOp(PointwiseOp):
         tile = Tile.of(split, bool(partial), multiprocessors)
         values: dict[str, Any] = {
             **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
-            "span": tile.span, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "span": tile.span if partial else split.n_reduced, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
             "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
         }  # fmt: skip

@@ -41,6 +41,16 @@ def columns(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
+def column_share(n_reduced, span, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """First and last element of this program's share of a row; all of it where it fits in a tile."""
+    if LOOP:
+        first = tl.program_id(1) * span
+        return first, tl.minimum(first + span, n_reduced)
+    else:
+        return 0, BLOCK_R
+
+
+@triton.jit
 def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_R: tl.constexpr):
     """The elements of this step as a row [1, BLOCK_R], and which of them exist."""
     r = first + lanes(BLOCK_R, RAGGED)
