@@ -22,8 +22,8 @@ from codegen import manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
-from codegen.lower import Module, lower, natural, python
-from codegen.lower_rows import lower_rows
+from codegen.lower import Module, natural, python
+from codegen.lower_rows import lowered
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, schedule
 from codegen.spec import (
@@ -108,7 +108,7 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
 
 
 def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> GeneratedFile:
-    module = lower(plan, config.mode) if plan.rows is None else lower_rows(plan, config.mode)
+    module = lowered(plan, config.mode)
     template = f"{plan.schedule}.py.j2"
     source = _environment().get_template(template).render(**_context(plan, module))
     text = formatted(source)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from codegen import autodiff
 from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, pretty, spell, walk
-from codegen.lower import lower
+from codegen.lower import KernelText, Module
+from codegen.lower_rows import lowered
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rewrite import tidy
@@ -123,7 +124,7 @@ def _plan(verdict: Verdict, report: Report) -> str:
     if verdict.op.schedule == "none":
         return _section("Plan", "none: verified only (`schedule: none`)")
     plan = schedule(verdict, report)
-    return "" if plan is None else _section("Plan: pointwise", plan_text(plan))
+    return "" if plan is None else _section(f"Plan: {plan.schedule}", plan_text(plan))
 
 
 def _half(plan: OpPlan, direction: str, place: int) -> list[str]:
@@ -144,9 +145,66 @@ def _half(plan: OpPlan, direction: str, place: int) -> list[str]:
 
 def plan_text(plan: OpPlan) -> str:
     """Reason, launches, allocations, traffic and arithmetic."""
-    module = lower(plan)
+    module = lowered(plan)
     graph = plan.graphs[0][1]
     lines = [f"why: {plan.reason}"]
+    lines += _launches(plan, module) if plan.rows is None else _row_launches(plan, module)
+    for dtype, item in _ITEMS:
+        forward, backward = bytes_per_element(plan, item)
+        lines.append(
+            f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
+        )
+    lines += _half(plan, "forward", 0)
+    lines += _half(plan, "backward", 1)
+    lines.append(
+        f"operations an element: {flops(_nodes(graph.outputs))} forward"
+        + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")
+    )
+    return "\n".join(lines)
+
+
+def _row_launches(plan: OpPlan, module: Module) -> list[str]:
+    """The launches of an op that reduces."""
+    rows = plan.rows
+    assert rows is not None
+    writes = ", ".join(o.name for o in plan.op.outputs)
+    lines = [f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}",
+             f"  {_walks(module.forward)}"]  # fmt: skip
+    if module.finish is not None:
+        lines.append(
+            f"  few long rows are shared by several programs: 2 launches, the second, {module.finish.name}, adds up what each has"
+        )
+    if rows.saved:
+        lines.append(
+            f"  kept for the backward, if a gradient is wanted: {', '.join(rows.saved)}, one value a row in f32 (f64 of f64)"
+        )
+    if module.backward is None:
+        return lines
+    grads = ", ".join(f"d{n}" for n in plan.gradients)
+    reads = ", ".join((*plan.backward_reads, *rows.saved)) or "nothing"
+    lines += [f"backward: 1 launch, {module.backward.name}: reads {reads}; allocates and writes {grads}, each only if it is needed",
+              f"  {_walks(module.backward)}"]  # fmt: skip
+    for name, cotangent, test in module.passes:
+        lines.append(
+            f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
+        )
+    if rows.partial:
+        names = ", ".join(f"d{n}" for n in rows.partial)
+        lines.append(
+            f"  {names}: each program adds up its rows and writes one partial row; one launch of sum_partials each adds these, always in the same order"
+        )
+    return lines
+
+
+def _walks(kernel: KernelText) -> str:
+    """How often a kernel reads a row."""
+    count = len(getattr(kernel, "passes", ()))
+    return f"a row is read once where it fits in a tile, else {'once' if count == 1 else f'{count} times'}"
+
+
+def _launches(plan: OpPlan, module: Module) -> list[str]:
+    """The launches of an op whose every element stands for itself."""
+    lines = []
     writes = ", ".join(o.name for o in plan.op.outputs)
     lines.append(
         f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}"
@@ -162,15 +220,4 @@ def plan_text(plan: OpPlan) -> str:
         if plan.summed:
             lines.append(f"  where {', '.join(plan.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
                          "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
-    for dtype, item in _ITEMS:
-        forward, backward = bytes_per_element(plan, item)
-        lines.append(
-            f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
-        )
-    lines += _half(plan, "forward", 0)
-    lines += _half(plan, "backward", 1)
-    lines.append(
-        f"operations an element: {flops(_nodes(graph.outputs))} forward"
-        + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")
-    )
-    return "\n".join(lines)
+    return lines

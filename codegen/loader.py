@@ -85,6 +85,7 @@ _MODULES = (
     "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "largest", "tl", "triton", "torch",
     "math", "host", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
+SCHEDULES = ("pointwise", "row", "none")
 _CLASSES = ("Kernel", "PointwiseOp", "RowOp", "Tensor", "Case", "Path")
 
 
@@ -1019,13 +1020,13 @@ class _OpReader:
                        "the tensors of such a class are all of one kind: choose one class")  # fmt: skip
 
     def _check_schedule(self, op: OpSpec, tree: Mapping) -> None:
-        if op.schedule not in ("", "none", "pointwise"):
+        if op.schedule not in ("", *SCHEDULES):
             span = getattr(tree.get("schedule"), "span", op.span)
             self.fault(
                 span,
                 "unknown-schedule",
                 f"`{op.schedule}` is not a schedule",
-                nearest(op.schedule, ("none", "pointwise")) or "schedules: pointwise, none",
+                nearest(op.schedule, SCHEDULES) or f"schedules: {', '.join(SCHEDULES)}",
             )
         self._public_names(op)
         self._used_attrs(op)

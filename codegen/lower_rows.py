@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from codegen.ir import ATOM, Bound, Graph, Node, Target, walk
-from codegen.lower import KernelText, Lowering, Module, Printer, Used, _Item, loaded, safe
+from codegen.lower import KernelText, Lowering, Module, Printer, Used, _Item, loaded, lower, safe
 from codegen.rows import level, summed
 from codegen.schedule import OpPlan
 from codegen.variants import Variant
@@ -85,8 +85,13 @@ class _Sections:
         self.items.setdefault((place, number), []).extend(items)
 
 
+def lowered(plan: OpPlan, mode: str = "training") -> Module:
+    """The text of an op's kernels, whatever its schedule. `mode` inference leaves the backward out."""
+    return lower(plan, mode) if plan.rows is None else lower_rows(plan, mode)
+
+
 def lower_rows(plan: OpPlan, mode: str = "training") -> Module:
-    """The text of an op's row kernels. `mode` inference leaves the backward out."""
+    """The text of an op's row kernels."""
     return _RowLowering(plan).module(mode == "training")
 
 

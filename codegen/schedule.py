@@ -71,7 +71,9 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
         return None
     try:
         reduces = any(n.op == "reduce" for _, g in verdict.graphs for n in walk([t.node for t in g.outputs if t.node]))
-        return _rows(verdict) if reduces else _pointwise(verdict)
+        if op.schedule == "pointwise" and reduces:
+            raise _NoSchedule("`pointwise` was asked for, and it reduces")
+        return _rows(verdict) if reduces or op.schedule == "row" else _pointwise(verdict)
     except (_NoSchedule, NoRows) as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
@@ -238,7 +240,8 @@ def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bo
 
 
 def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
-    """Bytes that forward and backward move an element of the output, every tensor being full.
+    """Bytes that forward and backward move an element, every tensor being full; what has one value a row, or a column, is not
+    counted.
 
     Args:
         item: bytes of a float.
@@ -246,7 +249,12 @@ def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
     own = {"bool": 1, "i32": 4, "i64": 8}
     sizes = {}
     for tensor in plan.op.tensors:
-        single = isinstance(tensor.axes, Axes) and not tensor.axes.dims
+        axes = {f.name for d in tensor.axes.dims for f in d.factors} if isinstance(tensor.axes, Axes) else {"..."}
+        single = (
+            not axes
+            if plan.rows is None
+            else not axes & plan.rows.reduced or not axes & plan.rows.kept and bool(plan.rows.kept)
+        )
         sizes[tensor.name] = 0 if single else own.get(tensor.dtype, item)
         sizes[f"d{tensor.name}"] = sizes[tensor.name]
     forward = [*plan.forward_reads, *(o.name for o in plan.op.outputs)]

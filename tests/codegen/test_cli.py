@@ -13,6 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen.cli import main
+from codegen.diagnostics import Report
+from codegen.explain import explain
+from codegen.loader import load
 
 ROOT = Path(__file__).parents[2]
 TWICE = """\
@@ -181,6 +184,16 @@ def test_list_prints_a_table_and_an_array(project: Path) -> None:
 def test_explain_prints_what_is_known(project: Path) -> None:
     result = pullback("explain", "square_of")
     assert result.exit_code == 0 and "square_of" in result.stdout and "pointwise" in result.stdout
+
+
+def test_explain_prints_a_plan_for_every_op() -> None:
+    """The plan printed is the one emitted, whatever its schedule."""
+    report = Report()
+    ops = load([ROOT / "specs"], report, ROOT)
+    assert not report.errors
+    for op in (op for op in ops if op.schedule != "none"):
+        text = explain(op, report)
+        assert f"{op.name}_forward" in text and "Plan: " in text, op.name
 
 
 @pytest.mark.parametrize("words", [("generate", "twise"), ("verify", "twise"), ("explain", "twise")])
