@@ -20,7 +20,7 @@ from codegen.evaluate import Env, evaluate
 from codegen.ir import Graph, Node, spell, walk
 from codegen.primitives import TABLE, Array
 from codegen.safety import grids, pointwise
-from codegen.sample import NoSample
+from codegen.sample import NoSample, Sampler
 from codegen.spec import OpSpec
 from codegen.variants import Variant
 from codegen.verify import with_outputs
@@ -32,6 +32,8 @@ _MOST = 0.125 * _ULP
 _INPUTS = 2.0**-12
 """The rounding of an input to float16, relative: half of the largest. Where that moves a result as far, as it does near a root,
 the call is not what spoils it."""
+_SCALES = (0.25, 1.0, 1.0, 4.0, 4.0, 16.0)
+"""How large the operands of a reduction are drawn."""
 _STRAY = 0.005
 """The share of points that do not count: where a branch changes under the disturbance, a difference says nothing."""
 
@@ -42,12 +44,18 @@ def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) 
     calls = [n for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and not n.host]
     if not calls:
         return frozenset()
-    if not all(pointwise(n) for n in walk(roots)):
-        return frozenset(spell(n) for n in calls)
     try:
-        env, _ = grids(op, variant, graph)
+        if all(pointwise(n) for n in walk(roots)):
+            return _spoilt(graph, roots, calls, grids(op, variant, graph)[0])
+        sampler = Sampler(op, variant, graph, 11)
+        draws = [with_outputs(graph, sampler.draw("normal", scale)) for scale in _SCALES]
     except NoSample:
         return frozenset(spell(n) for n in calls)
+    return frozenset().union(*(_spoilt(graph, roots, calls, env) for env in draws))
+
+
+def _spoilt(graph: Graph, roots: list[Node], calls: list[Node], env: Env) -> frozenset[str]:
+    """The calls whose disturbance moves a result too far at these points."""
     exact = evaluate(roots, env)
     given = [
         _rounded(graph, env, n) for n, t in graph.tensors.items() if t.kind == "float" and t.role in ("input", "param")
@@ -64,10 +72,14 @@ def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) 
 
 
 def _disturbed(factor: float, value: Array) -> Array:
-    """A value with the error of a cheaper form. Where it is a whole number in float32 (1 far out in a sigmoid) it has none."""
+    """A value with the error of a cheaper form. Where it is a whole number in float32 (1 far out in a sigmoid) it has none.
+
+    Neighbours err to opposite sides, or a quotient of two sums would hide it.
+    """
+    sides = 1 - 2 * (np.arange(value.size).reshape(value.shape) % 2)
     with np.errstate(all="ignore"):
         single = value.astype(np.float32)
-        return np.where(single == np.rint(single), value, value * factor)
+        return np.where(single == np.rint(single), value, value * (1 + (factor - 1) * sides))
 
 
 def _rounded(graph: Graph, env: Env, name: str) -> Env:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from codegen.diagnostics import Report
-from codegen.ir import Graph, Node, Target, Tensor, spell, walk
+from codegen.ir import Graph, Node, Target, Tensor, walk
 from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.rows import NoRows, Rows, rows
@@ -116,15 +116,8 @@ def _rows(verdict: Verdict) -> OpPlan:
     return OpPlan(
         op, graphs, f"its reductions are all over ({over}): a program has whole rows, one value of the other axes each", (),
         tuple(n for n in names if n in forward), reads, _differentiable(op), shape.partial,
-        (*(n for n in reads if n not in cotangents), *shape.saved), (_calls(graphs, False), _calls(graphs, True)), shape,
+        (*(n for n in reads if n not in cotangents), *shape.saved), (_exacting(op, graphs, False), _exacting(op, graphs, True)), shape,
     )  # fmt: skip
-
-
-def _calls(graphs: Iterable[tuple[Variant, Graph]], backward: bool) -> frozenset[str]:
-    """Every call that has a cheaper form: what a reduction makes of its error has not been measured."""
-    targets = (t.node for _, g in graphs for t in (g.gradients if backward else g.outputs))
-    nodes = walk([n for n in targets if n is not None])
-    return frozenset(spell(n) for n in nodes if n.op in TABLE and TABLE[n.op].coarse)
 
 
 def _pointwise(verdict: Verdict) -> OpPlan:

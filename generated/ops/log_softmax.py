@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @triton.jit
 def log_softmax_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, kept_sizes, reduced_sizes,
-    n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_kept: tl.int64, n_reduced: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -44,22 +44,23 @@ def log_softmax_forward(
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_total_acc += tl.where(mask, exp(x - tl.where(isinf(y_top), 0.0, y_top)), 0.0)
+        y_total_acc += tl.where(mask, exp(x - tl.where(isinf(y_top), 0.0, y_top), HALF), 0.0)
     y_total = rows.total(y_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y = x - (log(y_total) + tl.where(isinf(y_top), 0.0, y_top))
+        y = x - (log(y_total, HALF) + tl.where(isinf(y_top), 0.0, y_top))
         tl.store(y_ptr + offset(k, k_at, y_kept_strides) + offset(r, r_at, y_reduced_strides), y, mask=mask)
 
 
 @triton.jit
 def log_softmax_backward(
     y_ptr, y_kept_strides, y_reduced_strides, dy_ptr, dy_kept_strides, dy_reduced_strides, dx_ptr, dx_kept_strides,
-    dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -79,7 +80,7 @@ def log_softmax_backward(
         mask = exists & within
         y = tl.load(y_row + offset(r, r_at, y_reduced_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
-        dx = dy - exp(y) * dx_total
+        dx = dy - exp(y, HALF) * dx_total
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 @triton.jit
 def log_sum_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, total_ptr, total_kept_strides, total_part_ptr,
-    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -43,7 +44,7 @@ def log_sum_forward(
         tl.store(total_part_ptr + part, rows.total(total_acc), mask=exists)
     else:
         total = rows.total(total_acc)
-        y = log(total)
+        y = log(total, HALF)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
         if total_ptr is not None:
             tl.store(total_ptr + offset(k, k_at, total_kept_strides), total, mask=exists)
@@ -52,8 +53,8 @@ def log_sum_forward(
 @triton.jit
 def log_sum_finish(
     y_ptr, y_kept_strides, total_ptr, total_kept_strides, total_part_ptr, kept_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, n_parts: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_reduced: tl.int64, n_parts: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -63,7 +64,7 @@ def log_sum_finish(
         mask = exists & within
         total_acc += tl.where(mask, tl.load(total_part_ptr + r * n_kept + k, mask=mask), 0.0)
     total = rows.total(total_acc)
-    y = log(total)
+    y = log(total, HALF)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
     if total_ptr is not None:
         tl.store(total_ptr + offset(k, k_at, total_kept_strides), total, mask=exists)

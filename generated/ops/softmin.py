@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @triton.jit
 def softmin_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, kept_sizes, reduced_sizes,
-    n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_kept: tl.int64, n_reduced: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -44,7 +44,7 @@ def softmin_forward(
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e = exp(e_bottom - x)
+        e = exp(e_bottom - x, HALF)
         y_total_acc += tl.where(mask, e, 0.0)
     y_total = rows.total(y_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -52,7 +52,7 @@ def softmin_forward(
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e = exp(e_bottom - x)
+        e = exp(e_bottom - x, HALF)
         y = e / y_total
         tl.store(y_ptr + offset(k, k_at, y_kept_strides) + offset(r, r_at, y_reduced_strides), y, mask=mask)
 
