@@ -133,7 +133,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     return {
         "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "uses_host": "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)]),
-        "summed": [f"d{n}" for n in plan.summed], "base": "PointwiseOp" if plan.rows is None else "RowOp", "rows": _rows(plan),
+        "summed": [f"d{n}" for n in plan.summed], "base": "PointwiseOp" if plan.rows is None else "RowOp", "rows": _rows(plan, m.backward is not None),
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
         "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
@@ -148,7 +148,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(plan: OpPlan) -> dict[str, Any] | None:
+def _rows(plan: OpPlan, training: bool) -> dict[str, Any] | None:
     """What the class of a row op states: the reduced axes, and the statistics that are kept."""
     if plan.rows is None:
         return None
@@ -157,7 +157,7 @@ def _rows(plan: OpPlan) -> dict[str, Any] | None:
     packs = {a.name for a in graph.axes.values() if a.pack and a.name != "..."}
     nodes = {b.name: b.node for _, g in plan.graphs for b in g.bindings}
     saved = []
-    for name in plan.rows.saved:
+    for name in plan.rows.saved if training else ():
         dims = ", ".join(f"{a}..." if a in packs else a for a in order if a in nodes[name].axes)
         saved.append(f'Tensor("{name}", "{dims}", "{"compute" if nodes[name].kind == "float" else "i64"}")')
     return {

@@ -114,6 +114,8 @@ class _RowLowering(Lowering):
     # -------------------------------------------------------------------------------- kernels
 
     def module(self, training: bool) -> Module:
+        if not training or not self.plan.gradients:  # nothing reads them
+            self.rows = replace(self.rows, saved=())
         out = super().module(training)
         return replace(out, finish=self.finish)
 
@@ -397,7 +399,7 @@ class _RowLowering(Lowering):
 
     def _name_of(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int]) -> str:
         """A reduction's name: its statement's, or made of the word and the statement it stands in first. Variants share it."""
-        owner = next(((n, name) for n, name in owners if any(part is node for part in walk([n]))), None)
+        owner = next(((n, name) for n, name in owners if any(part is node for part in self._below([n], known))), None)
         assert owner is not None
         if owner[0] is node:
             return owner[1]

@@ -81,8 +81,8 @@ class _Finder:
         name = self.names.get(node.serial)
         if node.host or node.serial in self.late:
             return node.host
-        if node.serial not in self.forward:  # the backward's own: a second pass over what it reads anyway
-            return False
+        if node.serial not in self.forward or (node.op == "reduce" and name is None):
+            return False  # the backward's own, or without a name to be kept by: a second pass over what it reads anyway
         if name is not None and self.listed is not None:
             if name in self.listed:
                 self._keep(name, "listed under `save`", node.axes, "compute")

@@ -70,10 +70,8 @@ def _written_out(b: Builder, node: Node) -> Node | None:
     if name == "var":
         off = b.op("sub", x, b.reduce("mean", x, axes))
         total = b.reduce("sum", b.op("mul", off, off), axes)
-        count: Node = b.size(axes)
-        if len(node.args) > 1:
-            count = b.op("sub", count, node.args[1])
-        return b.op("div", total, count)
+        free = b.op("sub", b.size(axes), node.args[1])
+        return b.op("div", total, b.op("maximum", free, 0))
     raise NoRows(f"`{name}` has no kernel yet")
 
 
