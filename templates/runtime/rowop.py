@@ -42,9 +42,9 @@ class RowOp(PointwiseOp):
         }
         result = {t.name: outputs[t.name] for t in self.outputs}
         kept = {t.name: outputs[t.name] for t in self.saved}
+        self._refuse_empty(extents)
         if not any(math.prod(m.shape) for m in outputs.values()):
             return Plan(result, saved=kept, compute=compute)
-        self._refuse_empty(extents)
         bound = {**operands, **self._bind(self._own_outputs, {**given, **outputs})}
         launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
         return Plan(result, launches=(launch,), compute=compute, saved=kept)
@@ -82,11 +82,30 @@ class RowOp(PointwiseOp):
 
     # -------------------------------------------------------------------------------- spaces
 
+    def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
+        """Rows are not broadcast: what lacks dims of `...` that another has would be a sum in the backward."""
+        extents = super()._extents(operands, tensors)
+        for tensor in tensors:
+            own, operand = self._names(tensor), operands.get(tensor.name)
+            missing = [] if operand is None else [a for a in extents if a[0] in own and a not in operand.extents]
+            if missing and not tensor.broadcast:
+                raise layout.ShapeError(
+                    f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has"
+                )
+        return extents
+
     def _refuse_empty(self, extents: Mapping[Axis, int]) -> None:
-        if self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+        """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
+        single = any(set(self.reduced).isdisjoint(self._names(t)) for t in self.outputs)
+        if single and self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
             raise IndexError(
                 f"{self.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
             )
+
+    @staticmethod
+    def _names(tensor: Tensor) -> frozenset[str]:
+        """The axes and packs that a tensor is declared with."""
+        return frozenset(n for d in layout.parse_dims(tensor.dims) for n in d.axes)
 
     def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
         return frozenset(a for a in axes if a[0] in self.reduced)
@@ -100,7 +119,7 @@ class RowOp(PointwiseOp):
 
     def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
         """The part of the space that a tensor has, in the same order."""
-        own = {n for d in layout.parse_dims(tensor.dims) for n in d.axes}
+        own = self._names(tensor)
         order = tuple(a for a in space.order if a[0] in own)
         return Space(order, {a: extents[a] for a in order}, (), ())
 
