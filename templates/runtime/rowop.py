@@ -61,7 +61,10 @@ class RowOp(PointwiseOp):
         extents = self._extents(bound, everything)
         targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in needed]
         compute = self._compute_dtype(given)
-        space = self._space(extents, list(bound.values()))
+        # What is not read, as an input whose output is, has a shape, and strides that are nobody's.
+        known = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
+        read = [o for n, o in bound.items() if n in known]
+        space = self._space(extents, read, list(bound.values()))
         grads: dict[str, Meta] = {}
         for target in targets:
             meta = given[target.name[1:]]
@@ -110,10 +113,14 @@ class RowOp(PointwiseOp):
     def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
         return frozenset(a for a in axes if a[0] in self.reduced)
 
-    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand]) -> Space:
+    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand], others: Sequence[Operand] = ()) -> Space:
+        """In the order of the operands that have the axes of a row; where none has, of the `others` that have."""
         axes = self._axes(extents)
         pattern = self._pattern(axes)
-        whole = [o for o in operands if any(a in pattern for a in o.strides)] or list(operands)
+        whole = next(
+            (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
+            list(operands),
+        )
         ordered = layout.iterate(axes, extents, whole, (pattern,))
         return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
 

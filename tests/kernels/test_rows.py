@@ -217,6 +217,64 @@ def test_operands_in_layouts_of_their_own(name: str, shape: tuple[int, ...]) -> 
         agree(name, {n: v[turn] for n, v in views.items()}, last(name), seeds=stretched)
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_more_dims_than_a_kernel_takes(name: str) -> None:
+    """Every second element along each of six dims: none merge, operands are copied, and what is kept goes with them."""
+    given = filled(name, (2, 3, 2, 2, 3, 4))
+    wide = {n: v.repeat_interleave(2, 0) if v.dim() == 1 else v for n, v in given.items()}
+    for d in range(6):
+        wide = {n: v.repeat_interleave(2, d) if v.dim() == 6 else v for n, v in wide.items()}
+    views = {n: v[tuple(slice(None, None, 2) for _ in v.shape)] for n, v in wide.items()}
+    agree(name, views, last(name))
+    if name in SEVERAL:
+        agree(name, views, {**attrs_of(name), "dim": (1, -2)})
+        agree(
+            name,
+            views,
+            {**attrs_of(name), "dim": (0, 2, 4), **({"keepdim": True} if "keepdim" in op_class(name).kinds else {})},
+        )
+
+
+def test_dims_that_alternate_too_often() -> None:
+    """Kept and reduced dims merge among themselves alone: five of each, taken in turn, are an error that says so."""
+    with pytest.raises(ValueError, match="sum: 5 dims that do not merge; a kernel takes 4"):
+        generated.sum(torch.ones((2,) * 10, device=DEVICE), (0, 2, 4, 6, 8))
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_a_weight_without_memory_of_its_own(name: str) -> None:
+    """One number for all columns, expanded."""
+    given = filled(name, (5, 7))
+    agree(name, {**given, **{p.name: tensor(2.0).expand(7) for p in op_class(name).params}}, last(name))
+
+
+def settings(name: str) -> Iterator[dict[str, float]]:
+    """Each number at the ends of its domain."""
+    bounds = {d.name: (d.low, d.high) for d in specs()[name].domain}
+    for attr in (n for n, kind in op_class(name).kinds.items() if kind == "float"):
+        low, high = bounds.get(attr, (-1.0, 2.0))
+        yield from ({attr: v} for v in (low, (low + high) / 2, high))
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if list(settings(n))])
+def test_numbers_at_the_ends_of_their_domains(name: str) -> None:
+    """A correction, an epsilon, an offset other than the default, with rows of few elements and more."""
+    for own, shape in itertools.product(settings(name), ((3, 1), (3, 2), (5, 40))):
+        agree(name, filled(name, shape), {**last(name), **own})
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if len(op_class(n).inputs) > 1])
+def test_inputs_of_two_dtypes(name: str) -> None:
+    """Outputs have the promoted dtype, and each gradient that of its own input, although the values are the same."""
+    given = filled(name, (5, 8))
+    first, second = (t.name for t in op_class(name).inputs)
+    given[first] = given[first].bfloat16()
+    for key, got, want in pair(name, given, last(name)):
+        half = key == f"d{first}"
+        assert got.dtype == (torch.bfloat16 if half else torch.float32)
+        assert torch.allclose(got.cpu().double(), want, rtol=2e-2 if half else 1e-5, atol=1e-5), key
+
+
 # ---------------------------------------------------------------------------------------------- numerics
 
 
