@@ -130,7 +130,7 @@ def test_dtypes(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_longer_than_a_tile(name: str) -> None:
     """A row that is walked over in steps, forward and backward; with a weight its programs have several rows each."""
-    for shape in ((5 if name in WEIGHTED else 2, TILE + 1), (1, 20000)):
+    for shape in ((5, TILE + 1) if name in WEIGHTED else (1, TILE + 1), (1, 20000)):
         agree(name, filled(name, shape), last(name))
 
 
@@ -179,7 +179,7 @@ def test_every_axis(name: str, shape: tuple[int, ...]) -> None:
     views = list(layouts(given[key]))
     for k, dim in enumerate(range(-len(shape), len(shape))):
         agree(name, {key: views[k % 5]}, {**attrs_of(name), "dim": dim})
-        if dim >= 0:
+        if dim >= 0 and name not in SEVERAL:  # those have them with sets of dims
             agree(name, {key: views[(k + 2) % 5]}, {**attrs_of(name), "dim": dim}, seeds=stretched)
 
 
@@ -355,7 +355,7 @@ def test_masked_columns_have_no_part(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize(("shape", "turned"), [((5, 6), False), ((70, 3), True), ((2, TILE + 5), False)], ids=str)
+@pytest.mark.parametrize(("shape", "turned"), [((5, 6), False), ((70, 3), True), ((2, TILE + 1), False)], ids=str)
 def test_a_nan_stays_in_its_row(name: str, shape: tuple[int, ...], turned: bool) -> None:
     """Whatever rows lie in one tile: the row of the NaN is NaN, and no bit of another changes, nor of its gradient."""
     clean = filled(name, shape)
@@ -475,7 +475,7 @@ def test_rows_of_nothing(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", WEIGHTED)
 @pytest.mark.parametrize(
     ("shape", "turned"),
-    [((37, 30), False), ((9, 1030), False), ((131, 5), False), ((5, TILE + 9), False), ((131, 40), True)],
+    [((37, 30), False), ((131, 5), False), ((6, 1030), False), ((5, TILE + 9), False), ((131, 40), True)],
     ids=str,
 )
 def test_sums_over_the_rows_are_the_same_bits(
@@ -489,7 +489,7 @@ def test_sums_over_the_rows_are_the_same_bits(
     outputs = case(name).call(leaves, last(name))
     seeds = cotangents(list(outputs))
     runs = []
-    for run in range(10 if shape[1] < 1000 else 3):
+    for run in range(10 if shape[1] < 1000 else 2):
         monkeypatch.setenv("PULLBACK_DEBUG", str(run % 2))
         runs.append(torch.autograd.grad(outputs, list(leaves.values()), seeds, retain_graph=True))
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
@@ -618,6 +618,15 @@ def test_a_gradient_of_a_sum_reads_no_more_than_it_needs(name: str) -> None:
     op = op_class(name)(**last(name))
     plan = op.plan_forward(metas(name, (40, 30)))
     assert all(math.prod(m.shape) == 40 for m in (*plan.outputs.values(), *plan.saved.values()))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_what_a_launcher_must_keep_is_said(name: str) -> None:
+    """Whoever launches the kernels without torch is told the shapes of the statistics too."""
+    op, given = op_class(name)(**last(name)), metas(name, (4, 8))
+    shapes = op.residual_shapes(given)
+    assert list(shapes) == list(op.residuals)
+    assert all(shapes[t.name] == (4,) for t in op.saved)
 
 
 # ---------------------------------------------------------------------------------------------- launches
