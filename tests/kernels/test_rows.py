@@ -107,7 +107,7 @@ def agree(name: str, given: dict[str, Any], attrs: dict[str, Any], dtype: str = 
 
 # ---------------------------------------------------------------------------------------------- widths
 
-WIDTHS = {1: 3, 2: 3, 3: 3, 127: 3, 129: 2, 1000: 2, 4097: 1}
+WIDTHS = {1: 3, 2: 2, 3: 3, 127: 3, 129: 2, 1000: 1, 4097: 1}
 """Widths, and how many of the row counts they are tried with: the interpreter takes its time for each program."""
 
 
@@ -355,7 +355,7 @@ def test_masked_columns_have_no_part(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize(("shape", "turned"), [((5, 6), False), ((70, 3), True), ((2, TILE + 1), False)], ids=str)
+@pytest.mark.parametrize(("shape", "turned"), [((5, 6), False), ((70, 3), True), ((2, 2100), False)], ids=str)
 def test_a_nan_stays_in_its_row(name: str, shape: tuple[int, ...], turned: bool) -> None:
     """Whatever rows lie in one tile: the row of the NaN is NaN, and no bit of another changes, nor of its gradient."""
     clean = filled(name, shape)
