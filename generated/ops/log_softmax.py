@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import exp, isinf, log, maximum
+from ..runtime.math import exp, log, maximum
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
 
@@ -30,28 +30,30 @@ def log_softmax_forward(
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    y_top_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)
+    off_top_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_top_acc = maximum(y_top_acc, tl.where(mask, x, float("-inf")))
-    y_top = rows.largest(y_top_acc)
+        off_top_acc = maximum(off_top_acc, tl.where(mask, x, float("-inf")))
+    off_top = rows.largest(off_top_acc)
     y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_total_acc += tl.where(mask, exp(x - tl.where(isinf(y_top), 0.0, y_top), HALF), 0.0)
+        off = x - off_top  # taken off first: beside a large x the logarithm would lose its digits
+        y_total_acc += tl.where(mask, exp(off, HALF), 0.0)
     y_total = rows.total(y_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y = x - (log(y_total, HALF) + tl.where(isinf(y_top), 0.0, y_top))
+        off = x - off_top  # taken off first: beside a large x the logarithm would lose its digits
+        y = off - log(y_total, HALF)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides) + offset(r, r_at, y_reduced_strides), y, mask=mask)
 
 
@@ -94,6 +96,7 @@ class LogSoftmax(RowOp):
     gradients = ("x",)
     kinds = {"dim": "int"}
     reduced = ("N",)
+    needs_elements = True
     forward = Kernel.of(log_softmax_forward)
     backward = Kernel.of(log_softmax_backward)
 

@@ -203,7 +203,8 @@ def _dense(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
     """Tensors of many dims copied to one dense layout; those that NumPy's rules stretch are stretched first."""
     declared = {t.name: t.dims for t in (*op.tensors, *op.outputs)} | {f"d{t.name}": t.dims for t in op.outputs}
     many = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor) and v.dim() >= RANK}
-    free = {n for n, v in given.items() if isinstance(v, lib.torch.Tensor) and declared[n] == "..."}
+    free = {n for n, v in given.items() if isinstance(v, lib.torch.Tensor) and declared.get(n) == "..."}
+    free = free if op.elementwise else set()  # rows are not broadcast
     shape = lib.torch.broadcast_shapes(*(given[n].shape for n in free))
     return {**given, **{n: (v.expand(shape) if n in free else v).contiguous() for n, v in many.items()}}
 

@@ -239,8 +239,8 @@ class RuntimeOp:
 
     def residual_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that the backward reads again; nothing else is kept."""
-        outputs = self.plan_forward(given).outputs
-        kept = {n: outputs.get(n, given.get(n)) for n in self.residuals}
+        plan = self.plan_forward(given)
+        kept = {n: {**given, **plan.outputs, **plan.saved}.get(n) for n in self.residuals}
         return {n: m.shape for n, m in kept.items() if isinstance(m, Meta)}
 
     def pack_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],

@@ -48,9 +48,9 @@ class RowOp(PointwiseOp):
         }
         result = {t.name: outputs[t.name] for t in self.outputs}
         kept = {t.name: outputs[t.name] for t in self.saved}
+        self._refuse_empty(extents)
         if not any(math.prod(m.shape) for m in outputs.values()):
             return Plan(result, saved=kept, compute=compute)
-        self._refuse_empty(extents)
         bound = {**operands, **self._bind(self._own_outputs, {**given, **outputs})}
         launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
         if self.finish is not None and (shares := self._shares(launch)) > 1:
@@ -115,7 +115,10 @@ class RowOp(PointwiseOp):
         extents = self._extents(bound, everything)
         targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in needed]
         compute = self._compute_dtype(given)
-        space = self._space(extents, list(bound.values()))
+        # What is not read, as an input whose output is, has a shape, and strides that are nobody's.
+        known = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
+        read = [o for n, o in bound.items() if n in known]
+        space = self._space(extents, read, list(bound.values()))
         grads: dict[str, Meta] = {}
         for target in targets:
             meta = given[target.name[1:]]
@@ -136,25 +139,48 @@ class RowOp(PointwiseOp):
 
     # -------------------------------------------------------------------------------- spaces
 
+    def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
+        """Rows are not broadcast: what lacks dims of `...` that another has would be a sum in the backward."""
+        extents = super()._extents(operands, tensors)
+        for tensor in tensors:
+            own, operand = self._names(tensor), operands.get(tensor.name)
+            missing = [] if operand is None else [a for a in extents if a[0] in own and a not in operand.extents]
+            if missing and not tensor.broadcast:
+                raise layout.ShapeError(
+                    f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has"
+                )
+        return extents
+
     def _refuse_empty(self, extents: Mapping[Axis, int]) -> None:
-        if self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+        """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
+        single = any(set(self.reduced).isdisjoint(self._names(t)) for t in self.outputs)
+        if single and self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
             raise IndexError(
                 f"{self.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
             )
 
+    @staticmethod
+    def _names(tensor: Tensor) -> frozenset[str]:
+        """The axes and packs that a tensor is declared with."""
+        return frozenset(n for d in layout.parse_dims(tensor.dims) for n in d.axes)
+
     def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
         return frozenset(a for a in axes if a[0] in self.reduced)
 
-    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand]) -> Space:
+    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand], others: Sequence[Operand] = ()) -> Space:
+        """In the order of the operands that have the axes of a row; where none has, of the `others` that have."""
         axes = self._axes(extents)
         pattern = self._pattern(axes)
-        whole = [o for o in operands if any(a in pattern for a in o.strides)] or list(operands)
+        whole = next(
+            (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
+            list(operands),
+        )
         ordered = layout.iterate(axes, extents, whole, (pattern,))
         return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
 
     def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
         """The part of the space that a tensor has, in the same order."""
-        own = {n for d in layout.parse_dims(tensor.dims) for n in d.axes}
+        own = self._names(tensor)
         order = tuple(a for a in space.order if a[0] in own)
         return Space(order, {a: extents[a] for a in order}, (), ())
 

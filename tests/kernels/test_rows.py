@@ -1,0 +1,704 @@
+"""Ops that reduce along axes, each kind of test over all of them: widths, axes, traps, what is allocated and launched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import generated  # noqa: E402
+from generated.runtime.op import Launch, Meta  # noqa: E402
+from generated.runtime.rowop import TILE  # noqa: E402
+from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
+from generated.runtime.views import dense_strides  # noqa: E402
+from tests.kernels import test_cases as cases  # noqa: E402
+
+OPS, specs, op_class, case, attrs_of = cases.OPS, cases.specs, cases.op_class, cases.case, cases.attrs_of
+reference, tensor, tensors, variant = cases.reference, cases.tensor, cases.tensors, cases.variant
+present = cases.present
+NAN, INF = math.nan, math.inf
+ROWS = [n for n in OPS if not op_class(n).elementwise]
+GRADIENTS = [n for n in ROWS if op_class(n).gradients]
+WEIGHTED = [n for n in ROWS if op_class(n).params]
+PLACED = [n for n in ROWS if "dim" in op_class(n).kinds]
+SEVERAL = [n for n in PLACED if "dims" in op_class(n).kinds["dim"]]
+CHOSEN = [n for n in GRADIENTS if op_class(n).needs_elements and n in SEVERAL]
+"""Ops that give an element of the row."""
+
+# ---------------------------------------------------------------------------------------------- operands, comparisons
+
+
+def filled(name: str, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> dict[str, Any]:
+    """Random operands of one shape, params along the last dim. For a question of truth: rows of each answer."""
+    one, out = case(name), {}
+    for k, t in enumerate(tensors(name)):
+        own = shape if "..." in t.dims else shape[-1:]
+        out[t.name] = one._values(t, own, dtype, seed + k)
+    if not op_class(name).gradients and shape:
+        (x,) = out.values()
+        flat = x.reshape(-1, shape[-1])
+        flat[0::4], flat[1::4], flat[2::4], flat[3::4] = 0, 2, 0, 2
+        flat[2::4, -1:], flat[3::4, -1:] = 3, 0
+    return out
+
+
+def last(name: str) -> dict[str, Any]:
+    """The attrs that reduce the last dim alone."""
+    return {**attrs_of(name), **({"dim": -1} if name in PLACED else {})}
+
+
+def cotangents(outputs: list[Any], seed: int = 5) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(y.shape, generator=generator).to(y.device, y.dtype) for y in outputs]
+
+
+def expected(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> list[Any]:
+    own = {n: v.cpu().double() if v.is_floating_point() else v.cpu() for n, v in given.items()}
+    found = reference(name, own, attrs)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def pair(
+    name: str, given: dict[str, Any], attrs: dict[str, Any], seeds: Any = cotangents
+) -> Iterator[tuple[str, Any, Any]]:
+    """Each output and each gradient beside torch's in float64 of the same numbers."""
+    names = case(name)._differentiable(given)
+    ours = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
+    theirs = {n: v.detach().cpu().double().requires_grad_(n in names) for n, v in given.items()} if names else given
+    outputs, wanted = list(case(name).call(ours, attrs)), expected(name, theirs, attrs)
+    for k, (y, want) in enumerate(zip(outputs, wanted, strict=True)):
+        yield f"output {k}", y.detach(), want.detach()
+    if names:
+        dy = seeds(outputs)
+        found = torch.autograd.grad(outputs, [ours[n] for n in names], dy)
+        exact = torch.autograd.grad(wanted, [theirs[n] for n in names], [v.cpu().double() for v in dy])
+        for n, got, want in zip(names, found, exact):
+            assert got.dtype == given[n].dtype
+            yield f"d{n}", got, want
+
+
+def agree(name: str, given: dict[str, Any], attrs: dict[str, Any], dtype: str = "f32", seeds: Any = cotangents) -> None:
+    """Within roundings of the largest value; where a backward reads an output again, that was rounded before."""
+    whole = {"f64": 64, "f32": 64, "f16": 2, "bf16": 2}[dtype]
+    op, unit = op_class(name), 1.0
+    rounded = set(op.residuals) & {t.name for t in op.outputs} and dtype in ("f16", "bf16")
+    for key, got, want in pair(name, given, attrs, seeds):
+        assert got.shape == want.shape, (key, got.shape, want.shape)
+        got = got.cpu()
+        if not got.is_floating_point():
+            assert torch.equal(got, want), key
+            continue
+        assert got.dtype == TORCH[dtype]
+        finite = want[want.isfinite()].abs()
+        top = finite.max().item() if finite.numel() else 0.0
+        if key == "output 0":
+            unit = min(1.0, top)  # a softmax is of small numbers
+        allowed = (16 if rounded and key[0] == "d" else whole) * EPS[dtype] * (top + unit)
+        right = (got == want) | (got.isnan() & want.isnan()) | ((got.double() - want).abs() <= allowed)
+        assert right.all(), (key, tuple(got.shape), attrs, got[~right][:4], want[~right][:4], allowed)
+
+
+# ---------------------------------------------------------------------------------------------- widths
+
+WIDTHS = {1: 3, 2: 2, 3: 3, 127: 3, 129: 2, 1000: 1, 4097: 1}
+"""Widths, and how many of the row counts they are tried with: the interpreter takes its time for each program."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_widths_and_row_counts(name: str) -> None:
+    """Rows of a few elements up to more than a chunk, one row, several, and more than a tile has."""
+    for width, most in WIDTHS.items():
+        for count in (1, 5, 257)[:most]:
+            agree(name, filled(name, (count, width)), last(name))
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", ["f64", "bf16", "f16"])
+def test_dtypes(name: str, dtype: str) -> None:
+    """Half types are computed in float32 and rounded once, float64 in itself."""
+    for shape in ((5, 3), (9, 127), (1, 4097)):
+        agree(name, filled(name, shape, dtype), last(name), dtype)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_longer_than_a_tile(name: str) -> None:
+    """A row that is walked over in steps, forward and backward; with a weight its programs have several rows each."""
+    for shape in ((5, TILE + 1) if name in WEIGHTED else (1, TILE + 1), (1, 20000)):
+        agree(name, filled(name, shape), last(name))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_memory_that_runs_along_the_rows(name: str) -> None:
+    """Tiles of many rows side by side, whole ones and the last; the columns are walked over in steps."""
+    for count, width in ((70, 40), (64, 33), (3, 300), (130, 3)):
+        given = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in filled(name, (count, width)).items()}
+        agree(
+            name,
+            given,
+            last(name),
+            seeds=lambda out: [v.mT.contiguous().mT if v.dim() > 1 else v for v in cotangents(out)],
+        )
+
+
+# ---------------------------------------------------------------------------------------------- axes and layouts
+
+SHAPES = [(7,), (5, 6), (3, 4, 5), (2, 3, 4, 3)]
+
+
+def layouts(x: Any) -> Iterator[Any]:
+    """The same numbers in other places."""
+    yield x
+    yield x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    yield torch.stack([x, x], -1)[..., 1]
+    wide = torch.cat([x, x], 0)
+    yield wide[1 : 1 + x.shape[0]]
+    yield x.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def stretched(outputs: list[Any]) -> list[Any]:
+    """Cotangents without memory of their own, as a sum's backward gives, and with one value a row."""
+    return [
+        tensor(1.5).to(y.dtype).expand(y.shape) if y.dim() < 2 else cotangents([y[:1]])[0].expand(y.shape)
+        for y in outputs
+    ]
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_axis(name: str, shape: tuple[int, ...]) -> None:
+    """Each dim from the front and from the back, in each layout, with dense cotangents and repeated ones."""
+    given = filled(name, shape)
+    (key,) = given
+    views = list(layouts(given[key]))
+    for k, dim in enumerate(range(-len(shape), len(shape))):
+        agree(name, {key: views[k % 5]}, {**attrs_of(name), "dim": dim})
+        if dim >= 0 and name not in SEVERAL:  # those have them with sets of dims
+            agree(name, {key: views[(k + 2) % 5]}, {**attrs_of(name), "dim": dim}, seeds=stretched)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_several_axes_and_all(name: str, shape: tuple[int, ...]) -> None:
+    """Every set of dims in some order and of either sign, and None; what is reduced stays as a 1 or goes."""
+    given = filled(name, shape)
+    (key,) = given
+    views = list(layouts(given[key]))
+    dims: list[Any] = [c for n in range(1, len(shape) + 1) for c in itertools.combinations(range(len(shape)), n)]
+    dims = [tuple(d - len(shape) if k % 2 else d for d in c)[:: -1 if k % 3 else 1] for k, c in enumerate(dims)]
+    dims += [None] if op_class(name).kinds["dim"].endswith("?") else []
+    for k, dim in enumerate(dims):
+        attrs = {**attrs_of(name), "dim": dim, **({"keepdim": k % 4 < 2} if "keepdim" in op_class(name).kinds else {})}
+        agree(name, {key: views[k % 5]}, attrs, seeds=(cotangents, stretched)[k % 2])
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_tensor_without_dims(name: str) -> None:
+    """One element is a row of one."""
+    given = {tensors(name)[0].name: tensor(2.5)}
+    for dim in (0, -1, *([None] if op_class(name).kinds["dim"].endswith("?") else [])):
+        agree(name, given, {**attrs_of(name), "dim": dim})
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_operands_in_layouts_of_their_own(name: str, shape: tuple[int, ...]) -> None:
+    """Each operand in another layout than the next, the weight among them."""
+    given = filled(name, shape)
+    views = {n: list(layouts(v)) for n, v in given.items()}
+    for turn in range(5):
+        agree(name, {n: v[(turn + 2 * k) % 5] for k, (n, v) in enumerate(views.items())}, last(name))
+        agree(name, {n: v[turn] for n, v in views.items()}, last(name), seeds=stretched)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_more_dims_than_a_kernel_takes(name: str) -> None:
+    """Every second element along each of six dims: none merge, operands are copied, and what is kept goes with them."""
+    given = filled(name, (2, 3, 2, 2, 3, 4))
+    wide = {n: v.repeat_interleave(2, 0) if v.dim() == 1 else v for n, v in given.items()}
+    for d in range(6):
+        wide = {n: v.repeat_interleave(2, d) if v.dim() == 6 else v for n, v in wide.items()}
+    views = {n: v[tuple(slice(None, None, 2) for _ in v.shape)] for n, v in wide.items()}
+    agree(name, views, last(name))
+    if name in SEVERAL:
+        agree(name, views, {**attrs_of(name), "dim": (1, -2)})
+        agree(
+            name,
+            views,
+            {**attrs_of(name), "dim": (0, 2, 4), **({"keepdim": True} if "keepdim" in op_class(name).kinds else {})},
+        )
+
+
+def test_dims_that_alternate_too_often() -> None:
+    """Kept and reduced dims merge among themselves alone: five of each, taken in turn, are an error that says so."""
+    with pytest.raises(ValueError, match="sum: 5 dims that do not merge; a kernel takes 4"):
+        generated.sum(torch.ones((2,) * 10, device=DEVICE), (0, 2, 4, 6, 8))
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_a_weight_without_memory_of_its_own(name: str) -> None:
+    """One number for all columns, expanded."""
+    given = filled(name, (5, 7))
+    agree(name, {**given, **{p.name: tensor(2.0).expand(7) for p in op_class(name).params}}, last(name))
+
+
+def settings(name: str) -> Iterator[dict[str, float]]:
+    """Each number at the ends of its domain."""
+    bounds = {d.name: (d.low, d.high) for d in specs()[name].domain}
+    for attr in (n for n, kind in op_class(name).kinds.items() if kind == "float"):
+        low, high = bounds.get(attr, (-1.0, 2.0))
+        yield from ({attr: v} for v in (low, (low + high) / 2, high))
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if list(settings(n))])
+def test_numbers_at_the_ends_of_their_domains(name: str) -> None:
+    """A correction, an epsilon, an offset other than the default, with rows of few elements and more."""
+    for own, shape in itertools.product(settings(name), ((3, 1), (3, 2), (5, 40))):
+        agree(name, filled(name, shape), {**last(name), **own})
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if len(op_class(n).inputs) > 1])
+def test_inputs_of_two_dtypes(name: str) -> None:
+    """Outputs have the promoted dtype, and each gradient that of its own input, although the values are the same."""
+    given = filled(name, (5, 8))
+    first, second = (t.name for t in op_class(name).inputs)
+    given[first] = given[first].bfloat16()
+    for key, got, want in pair(name, given, last(name)):
+        half = key == f"d{first}"
+        assert got.dtype == (torch.bfloat16 if half else torch.float32)
+        assert torch.allclose(got.cpu().double(), want, rtol=2e-2 if half else 1e-5, atol=1e-5), key
+
+
+# ---------------------------------------------------------------------------------------------- numerics
+
+
+def test_a_variance_far_from_zero() -> None:
+    """The square of the mean less the mean of the squares would have no digit right."""
+    for width in (4, 130, 4097):
+        x = 80000.0 + torch.arange(3 * width, device=DEVICE).reshape(3, width) % 4
+        for name in ("var", "std"):
+            agree(name, {"x": x}, last(name))
+    assert generated.var(tensor([80000.0, 80001, 80002, 80003]), correction=0).item() == 1.25
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_a_norm_far_from_zero(name: str) -> None:
+    """Rows of large numbers that hardly differ: y is about the weight."""
+    given = filled(name, (3, 4))
+    given["x"] = tensor([80000.0, 80001, 80002, 80003]).expand(3, 4)
+    agree(name, given, last(name))
+
+
+@pytest.mark.parametrize("width", [3, 4, 700])
+def test_a_row_of_equal_elements(width: int) -> None:
+    """No variance and no NaN in its gradient; a softmax of equal shares."""
+    x = torch.full((2, width), 3.0, device=DEVICE, requires_grad=True)
+    for name in ("var", "std"):
+        y = getattr(generated, name)(x, -1)
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        assert not y.any() and not dx.any(), name
+    for name in ("softmax", "softmin"):
+        y = getattr(generated, name)(x, -1)
+        assert torch.equal(y, torch.full_like(y, 1 / width)), name
+    near = torch.full((2, width), 0.1, device=DEVICE)
+    assert (generated.var(near, -1) < 1e-14).all()
+
+
+def test_three_columns() -> None:
+    """A tile of four has one column that does not exist, and that is neither 0 nor infinite for anyone."""
+    x = tensor([[-3.0, -1, -2], [5, 7, 6]])
+    right = {
+        "amax": [-1, 7], "amin": [-3, 5], "sum": [-6, 18], "mean": [-2, 6], "var": [1, 1], "std": [1, 1], "norm_l1": [6, 18],
+        "sum_square": [14, 110], "any": [True, True], "all": [True, True], "count_nonzero": [3, 3],
+    }  # fmt: skip
+    for name, want in right.items():
+        assert getattr(generated, name)(x, -1).tolist() == want, name
+
+
+@pytest.mark.parametrize("name", present("softmax", "log_softmax", "softmin"))
+def test_logits_far_from_zero(name: str) -> None:
+    """The largest is taken off before anything else: beside 30000 a logarithm would have three digits."""
+    for sign in (1, -1):
+        given = {"x": filled(name, (3, 50))["x"] + sign * 30000}
+        agree(name, given, last(name))
+        y = case(name).call(given, last(name))[0]
+        assert torch.allclose(y.double(), expected(name, given, last(name))[0].to(DEVICE), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [3, 200, TILE + 3])
+def test_rows_of_infinities(width: int) -> None:
+    """Of minus infinity alone, the logarithm of the sum is that, and a softmax NaN as in torch; its neighbour is as ever."""
+    x = torch.randn(4, width, device=DEVICE)
+    x[1], x[2, 1] = -INF, INF
+    for name in ("softmax", "log_softmax", "logsumexp"):
+        y, want = getattr(generated, name)(x, -1), getattr(torch, name)(x, -1)
+        assert torch.allclose(y, want, rtol=1e-5, atol=1e-5, equal_nan=True), (name, y, want)
+    assert torch.allclose(generated.softmin(-x, -1), torch.softmax(x, -1), atol=1e-5, equal_nan=True)
+    assert generated.logsumexp(x, -1)[1:3].tolist() == [-INF, INF]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_masked_columns_have_no_part(name: str) -> None:
+    """Elements of minus infinity beside others, as a mask of attention has: values and gradients where torch's are finite."""
+    given = filled(name, (4, 9))
+    given["x"] = given["x"].clone()
+    given["x"][:, 5] = INF if specs()[name].domain and name not in WEIGHTED and name not in ("var", "std") else -INF
+    for key, got, want in pair(name, given, last(name)):
+        known = ~want.isnan()
+        assert torch.allclose(got.double()[known], want[known], rtol=1e-4, atol=1e-5), (key, got, want)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(("shape", "turned"), [((5, 6), False), ((70, 3), True), ((2, 2100), False)], ids=str)
+def test_a_nan_stays_in_its_row(name: str, shape: tuple[int, ...], turned: bool) -> None:
+    """Whatever rows lie in one tile: the row of the NaN is NaN, and no bit of another changes, nor of its gradient."""
+    clean = filled(name, shape)
+    if turned:
+        clean = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in clean.items()}
+    stained = {**clean, "x": clean["x"].clone()}
+    stained["x"][1, 2] = NAN
+    plain, found = ({k: g for k, g, _ in pair(name, v, last(name))} for v in (clean, stained))
+    others = torch.arange(shape[0], device=DEVICE) != 1
+    for key, got in found.items():
+        if got.shape[0] == shape[0] and key[1:] not in {t.name for t in op_class(name).params}:
+            assert torch.equal(got[others], plain[key][others]), key
+    y = found["output 0"][1]
+    assert y.isnan().all() if y.dim() == 0 or name not in WEIGHTED else y[2].isnan()
+    if name in ("softmax", "log_softmax", "softmin"):
+        assert y.isnan().all()
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_squares_past_the_end_of_float16(name: str) -> None:
+    """300 squared is no float16, and the norm of it is 1."""
+    given = {n: torch.full_like(v, 300.0 if v.dim() > 1 else 1.0) for n, v in filled(name, (2, 6), "f16").items()}
+    y = case(name).call(given, last(name))[-1]
+    assert torch.equal(y, torch.ones_like(y))
+    agree(name, given, last(name), "f16")
+
+
+def test_sums_are_not_of_half_types() -> None:
+    """Past 256, a bf16 more one is itself; counts are whole numbers."""
+    ones = torch.ones(2, 4096, device=DEVICE, dtype=torch.bfloat16)
+    assert generated.sum(ones, 1).tolist() == [4096, 4096] and generated.norm_l1(ones).item() == 8192
+    for dtype in (torch.bool, torch.bfloat16, torch.float32, torch.int32, torch.int64):
+        counted = generated.count_nonzero(ones[:, :256].to(dtype), 1)
+        assert counted.dtype == torch.int64 and counted.tolist() == [256, 256]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_ties_share_the_gradient(name: str) -> None:
+    """Each of k equal elements gets a k-th, over a tile, a long row, or everything; zeros of either sign are equal."""
+    sign = 1.0 if getattr(generated, name)(tensor([1.0, 2.0])).item() == 2 else -1.0
+    for width in (3, TILE + 7):
+        x = torch.zeros(2, width, device=DEVICE)
+        x[0, :2], x[1, 0], x[1, 1:] = sign, 0.0, -0.0
+        leaf = x.requires_grad_()
+        (dx,) = torch.autograd.grad(getattr(generated, name)(leaf, 1), leaf, tensor([6.0, float(width)]))
+        assert dx[0].tolist() == [3.0, 3.0] + [0.0] * (width - 2)
+        assert torch.equal(dx[1], torch.ones_like(dx[1]))
+    for value in (sign * INF, -sign * INF):
+        leaf = torch.full((4,), value, device=DEVICE, requires_grad=True)
+        (dx,) = torch.autograd.grad(getattr(generated, name)(leaf), leaf)
+        assert dx.tolist() == [0.25] * 4
+
+
+# ---------------------------------------------------------------------------------------------- errors, and nothing
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("wrong", [(1,), (5,), (7,), (4, 6), ()], ids=str)
+def test_a_weight_that_does_not_fit(name: str, wrong: tuple[int, ...]) -> None:
+    """An error that names op and argument: a weight is not broadcast, nor is its start taken."""
+    given = filled(name, (4, 6))
+    for param in op_class(name).params:
+        with pytest.raises(ValueError, match=f"{name}: .*`{param.public}`"):
+            case(name).call({**given, param.name: torch.ones(wrong, device=DEVICE)}, last(name))
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if len(op_class(n).inputs) > 1])
+def test_inputs_that_do_not_fit(name: str) -> None:
+    """Neither a row for a matrix nor a column: operands of rows are not broadcast."""
+    given = filled(name, (4, 6))
+    for wrong in ((6,), (1, 6), (4, 1), (3, 6), (2, 4, 6)):
+        with pytest.raises(ValueError, match=name):
+            case(name).call({**given, op_class(name).inputs[1].name: torch.ones(wrong, device=DEVICE)}, last(name))
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_dims_that_are_not_there(name: str) -> None:
+    """Out of range is an IndexError as in torch, twice the same an error, both by name; other kinds are refused."""
+    x = {tensors(name)[0].name: torch.ones(2, 3, device=DEVICE)}
+    dims = [2, -3, 7]
+    for dim in [*dims, *((d,) for d in dims), (0, 2)] if name in SEVERAL else dims:
+        with pytest.raises(IndexError, match=f"{name}: `dim` is {dim[-1] if isinstance(dim, tuple) else dim}"):
+            case(name).call(x, {**attrs_of(name), "dim": dim})
+    for dim in ((0, 0), (1, -1), (0, 1, -2)) if name in SEVERAL else ():
+        with pytest.raises(ValueError, match=f"{name}: `dim` names . twice"):
+            case(name).call(x, {**attrs_of(name), "dim": dim})
+    for dim in (0.5, "0", True, (0.5,), (None,)):
+        with pytest.raises(TypeError, match=f"{name}: `dim` is"):
+            case(name).call(x, {**attrs_of(name), "dim": dim})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_reductions_of_nothing(name: str) -> None:
+    """What torch gives: 0, NaN, an infinity, or an IndexError where there is no such element; rows that do not exist."""
+    key = tensors(name)[0].name
+    for shape, dim in (((3, 0), 1), ((0,), 0), ((2, 0, 3), (0, 1)), ((0, 4), 1), ((0, 0), 1), ((3, 0, 2), 0)):
+        given, attrs = {key: torch.ones(shape, device=DEVICE)}, {**attrs_of(name), "dim": dim}
+        try:
+            expected(name, given, attrs)
+        except IndexError:
+            with pytest.raises(IndexError, match=name):
+                case(name).call(given, attrs)
+            continue
+        agree(name, given, attrs)
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if n not in SEVERAL])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 0), (0,)], ids=str)
+def test_rows_of_nothing(name: str, shape: tuple[int, ...]) -> None:
+    """What has the shape of its input is empty where that is; a weight's gradient over no rows is 0."""
+    agree(name, filled(name, shape), last(name))
+
+
+# ---------------------------------------------------------------------------------------------- sums over the rows
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    [((37, 30), False), ((131, 5), False), ((6, 1030), False), ((5, TILE + 9), False), ((131, 40), True)],
+    ids=str,
+)
+def test_sums_over_the_rows_are_the_same_bits(
+    name: str, shape: tuple[int, ...], turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten runs, with memory full of NaN before each second one, at row counts that fill neither tiles nor programs."""
+    given = filled(name, shape)
+    if turned:
+        given = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in given.items()}
+    leaves = {n: v.requires_grad_() for n, v in given.items()}
+    outputs = case(name).call(leaves, last(name))
+    seeds = cotangents(list(outputs))
+    runs = []
+    for run in range(10 if shape[1] < 1000 else 2):
+        monkeypatch.setenv("PULLBACK_DEBUG", str(run % 2))
+        runs.append(torch.autograd.grad(outputs, list(leaves.values()), seeds, retain_graph=True))
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
+    agree(name, given, last(name))
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_a_program_has_its_share_of_the_rows(name: str) -> None:
+    """However many processors there are, the shares cover every row, and none is empty."""
+    for count, width, processors in itertools.product((1, 2, 5, 263, 264, 265, 4099), (3, 1000, TILE + 1), (1, 7, 132)):
+        for launch in launches(name, (count, width), processors=processors):
+            if "span" in launch.values and any(p.endswith("_part_ptr") for p in launch.pointers):
+                span, programs = launch.values["span"], launch.grid[0]
+                assert span % launch.values["BLOCK_K"] == 0 and (programs - 1) * span < count <= programs * span
+                assert programs <= 2 * processors
+
+
+# ---------------------------------------------------------------------------------------------- what is wanted
+
+
+MANY = [n for n in GRADIENTS if len(op_class(n).outputs) > 1]
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_outputs_that_nobody_uses(name: str) -> None:
+    """Each set of outputs beside each set of gradients: what is not used has a cotangent of 0."""
+    given, count = filled(name, (5, 7)), len(op_class(name).outputs)
+    every = op_class(name).gradients
+    theirs = {n: v.detach().cpu().double().requires_grad_() for n, v in given.items()}
+    wanted = expected(name, theirs, last(name))
+    for used in (c for n in range(1, count + 1) for c in itertools.combinations(range(count), n)):
+        seeds = cotangents([wanted[k].detach().float() for k in used])
+        exact = torch.autograd.grad(
+            [wanted[k] for k in used], list(theirs.values()), [s.double() for s in seeds], retain_graph=True,
+            allow_unused=True,
+        )  # fmt: skip
+        exact = dict(zip(theirs, exact))
+        for chosen in (c for n in range(1, len(every) + 1) for c in itertools.combinations(every, n)):
+            ours = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
+            outputs = case(name).call(ours, last(name))
+            torch.autograd.backward([outputs[k] for k in used], [s.to(DEVICE) for s in seeds])
+            for n in every:
+                if n not in chosen:
+                    assert ours[n].grad is None
+                    continue
+                want = exact[n] if exact[n] is not None else torch.zeros_like(theirs[n])
+                assert torch.allclose(ours[n].grad.cpu().double(), want, rtol=1e-4, atol=1e-4), (used, chosen, n)
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_without_a_weight(name: str) -> None:
+    """A param that is absent is 1, and has neither a gradient nor a sum over the rows."""
+    given = filled(name, (5, 12))
+    ones = {**given, **{p.name: torch.ones_like(given[p.name]) for p in op_class(name).params}}
+    names = [t.name for t in op_class(name).inputs]
+    results = []
+    for params in (ones, {**given, **{p.name: None for p in op_class(name).params if p.optional}}):
+        leaves = {n: v if n not in names else v.detach().requires_grad_() for n, v in params.items()}
+        outputs = case(name).call(leaves, last(name))
+        results.append([*outputs, *torch.autograd.grad(outputs, [leaves[n] for n in names], cotangents(list(outputs)))])
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*results, strict=True))
+
+
+class Allocations(TorchDispatchMode):
+    """Shapes of what torch allocates, and the names of all that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func).split(".")[1])
+        if str(func).split(".")[1] == "empty_strided":
+            self.shapes.append(tuple(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that would run: in the interpreter a launch copies its tensors."""
+    from generated.runtime import binding
+
+    names: list[str] = []
+
+    def record(plan: Any, tensors: Any, numbers: Any) -> None:
+        names.extend(launch.kernel.function.fn.__name__ for launch in plan.launches)
+
+    monkeypatch.setattr(binding, "_run", record)
+    return names
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("shape", [(9, 12), (3, TILE + 1)], ids=str)
+def test_statistics_are_kept_for_a_gradient_alone(name: str, shape: tuple[int, ...], unlaunched: list[str]) -> None:
+    """Nothing but outputs without a gradient; with one, a number a row for each statistic; then the gradients, and the
+    parts of what is summed over the rows.
+    """
+    op = op_class(name)
+    given = filled(name, shape)
+    for chosen in (c for n in range(len(op.gradients) + 1) for c in itertools.combinations(op.gradients, n)):
+        leaves = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
+        with Allocations() as made:
+            outputs = case(name).call(leaves, last(name))
+        results = [tuple(y.shape) for y in outputs]
+        assert made.shapes == results + [shape[:1]] * (len(op.saved) if chosen else 0), chosen
+        assert made.names <= {"empty_strided", "detach", "view", "alias"}
+        if not chosen:
+            continue
+        seeds = cotangents(list(outputs))
+        unlaunched.clear()
+        with Allocations() as made:
+            torch.autograd.grad(outputs, [leaves[n] for n in chosen], seeds)
+        written = [n for n in chosen if op.equals.get(n) not in chosen]
+        params = [t.name for t in op.params]
+        assert made.shapes[: len(written)] == [tuple(given[n].shape) for n in written]
+        assert len(made.shapes) == len(written) + sum(n in params for n in written)
+        assert all(len(s) == 2 and s[1] == shape[1] and s[0] <= shape[0] for s in made.shapes[len(written) :])
+        assert unlaunched == [f"{name}_backward"] + ["sum_partials"] * sum(n in params for n in written)
+        assert made.names <= {"empty_strided", "detach", "view", "alias"}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_gradient_of_a_sum_reads_no_more_than_it_needs(name: str) -> None:
+    """Outputs of one value a row are all that is kept beside the operands, whatever is reduced."""
+    op = op_class(name)(**last(name))
+    plan = op.plan_forward(metas(name, (40, 30)))
+    assert all(math.prod(m.shape) == 40 for m in (*plan.outputs.values(), *plan.saved.values()))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_what_a_launcher_must_keep_is_said(name: str) -> None:
+    """Whoever launches the kernels without torch is told the shapes of the statistics too."""
+    op, given = op_class(name)(**last(name)), metas(name, (4, 8))
+    shapes = op.residual_shapes(given)
+    assert list(shapes) == list(op.residuals)
+    assert all(shapes[t.name] == (4,) for t in op.saved)
+
+
+# ---------------------------------------------------------------------------------------------- launches
+
+
+def metas(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """Operands without memory."""
+    out: dict[str, Any] = {}
+    for t in tensors(name):
+        own = shape if "..." in t.dims else shape[-1:]
+        steps = strides if strides is not None and len(own) == len(strides) else dense_strides(own)
+        out[t.name] = Meta("f32" if "f32" in t.dtypes else t.dtypes[0], own, steps)
+    return out
+
+
+def launches(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, processors: int = 132
+) -> list[Launch]:
+    """Forward and backward along the last dim."""
+    op, given = op_class(name)(**last(name)), metas(name, shape, strides)
+    forward = op.plan_forward(given)
+    out = list(forward.launches)
+    if op.has_backward:
+        dys = {f"d{n}": m for n, m in forward.outputs.items()}
+        known = {**given, **forward.outputs, **forward.saved, **dys}
+        out += op.plan_backward(known, op.gradients, processors).launches
+    return out
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_counts_share_their_kernels(name: str) -> None:
+    """Over 25 neighbouring row counts at one width: the variant of multiples of 16, and one more."""
+    for width, turned in itertools.product((3, 64, 1000, TILE + 1), (False, True)):
+        found: dict[str, set[Any]] = {}
+        for count in range(1000, 1025):
+            for launch in launches(name, (count, width), (1, count) if turned else None):
+                found.setdefault(launch.kernel.function.fn.__name__, set()).add(variant(launch))
+        assert all(len(v) <= 2 for v in found.values()), (width, turned, {k: len(v) for k, v in found.items()})
+
+
+HUGE = [
+    (2**31 // 3 + 1, 3),
+    (2**31 + 5, 1),
+    (2**33, 3),
+    (2**31 - 1, 2),
+    (2**20, 2**13),
+    (3, 2**31 // 3 + 1),
+    (1, 2**33),
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("shape", HUGE, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_past_two_to_the_31(name: str, shape: tuple[int, int], turned: bool) -> None:
+    """The programs cover every row, their number is one that a device takes, and offsets have 64 bits."""
+    for launch in launches(name, shape, (1, shape[0]) if turned else None):
+        values, (x, y, z) = launch.values, launch.grid
+        assert 0 < x < 2**31 and y == z == 1 and values["WIDE"]
+        if "LOOP" in values:
+            assert values["n_kept"] * values["n_reduced"] == math.prod(shape)
+            summed = any(p.endswith("_part_ptr") for p in launch.pointers)
+            assert x * (values["span"] if summed else values["BLOCK_K"]) >= values["n_kept"]
+            assert values["LOOP"] or values["BLOCK_R"] >= values["n_reduced"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_fits_in_31_bits_stays_narrow(name: str) -> None:
+    """Below the limit no offset pays for 64 bits, and the last tile's own indices still fit."""
+    for shape in ((2**31 // 3 - 4096, 3), (2**18, 2**12), (3, 2**31 // 3 - 8192)):
+        for launch in launches(name, shape):
+            if "LOOP" in launch.values:
+                assert not launch.values["WIDE"], shape
+                last_row = launch.grid[0] * launch.values["BLOCK_K"]
+                assert last_row < 2**31 and launch.values["n_reduced"] + launch.values["BLOCK_R"] < 2**31
