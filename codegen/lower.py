@@ -130,7 +130,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class _Item:
+class Item:
     key: tuple[str, ...]
     lines: tuple[str, ...]
 
@@ -379,7 +379,7 @@ class Lowering:
 
     # -------------------------------------------------------------------------------- merging variants
 
-    def merge(self, per_variant: dict[Variant, list[_Item]], used: Used) -> list[str]:
+    def merge(self, per_variant: dict[Variant, list[Item]], used: Used) -> list[str]:
         """One body: statements that are the same in all variants plain, others under the choice that tells them apart."""
         keys: list[tuple[str, ...]] = []
         for items in per_variant.values():
@@ -464,7 +464,7 @@ class Lowering:
     # -------------------------------------------------------------------------------- statements
 
     def statements(self, graph: Graph, printer: Printer, bindings: Iterable[Bound], roots: list[Node],
-                   aliases: Collection[str]) -> list[_Item]:  # fmt: skip
+                   aliases: Collection[str]) -> list[Item]:  # fmt: skip
         """The bindings that the roots need, as the spec has them; their names are known to the printer from then on.
 
         Args:
@@ -485,11 +485,11 @@ class Lowering:
             printer.names[node.serial] = name
             comment = f"  # {bound.comment}" if bound.comment else ""
             above = tuple(f"# {c}" for c in bound.above)
-            out.append(_Item(("let", bound.name), (*above, f"{name} = {text}{comment}")))
+            out.append(Item(("let", bound.name), (*above, f"{name} = {text}{comment}")))
         return out
 
     def loads(self, graph: Graph, printer: Printer, roots: list[Node], names: Sequence[str],
-              bindings: Iterable[Bound]) -> list[_Item]:  # fmt: skip
+              bindings: Iterable[Bound]) -> list[Item]:  # fmt: skip
         """Loads of the tensors that the roots read; a part read by `at` takes the name that the spec gives it."""
         reached = list(walk(roots))
         bound = {b.node.serial: b.name for b in reversed(list(bindings))}
@@ -501,7 +501,7 @@ class Lowering:
             parts = [n for n in reached if n.op == "at" and n.args[0].op == "read" and n.args[0].params[0] == name]
             if parts:
                 out.append(
-                    _Item(("load", name), (f"{self.names[name]}_at = {name}_ptr + offset(i, at, {name}_strides)",))
+                    Item(("load", name), (f"{self.names[name]}_at = {name}_ptr + offset(i, at, {name}_strides)",))
                 )
                 for node in parts:
                     where = "".join(_step(name, axis, i.params[0]) for axis, i in zip(node.params[0], node.args[1:]))
@@ -509,13 +509,13 @@ class Lowering:
                     own = self.names[bound[node.serial]] if node.serial in bound else part
                     printer.names[node.serial] = own
                     out.append(
-                        _Item(
+                        Item(
                             ("part", own),
                             (f"{own} = {loaded(f'{self.names[name]}_at{where}', tensor.kind, tensor.dtype)}",),
                         )
                     )
             elif any(n.op == "read" and n.params[0] == name for n in reached):
-                out.append(_Item(("load", name), self._load(name, tensor.kind, tensor.dtype, tensor.scalar)))
+                out.append(Item(("load", name), self._load(name, tensor.kind, tensor.dtype, tensor.scalar)))
         return out
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
@@ -550,7 +550,7 @@ class Lowering:
                     self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
 
     def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
-                items: Callable[[Graph, Printer, Collection[str]], list[_Item]]) -> tuple[Used, list[str]]:  # fmt: skip
+                items: Callable[[Graph, Printer, Collection[str]], list[Item]]) -> tuple[Used, list[str]]:  # fmt: skip
         """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
 
         A name that is another name in one variant (`low = x if min is None else ...`) is best set in both, so that what
@@ -568,12 +568,12 @@ class Lowering:
         return (again, other) if len(other) < len(body) else (used, body)
 
     def _forward(self) -> KernelText:
-        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[_Item]:
+        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
             roots = [p for t in graph.outputs for p in _parts(t.node)]
             out = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
             for target in graph.outputs:
-                out.append(_Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
+                out.append(Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
             return out
 
         used, body = self._merged(self.plan.graphs, self.plan.exacting[0], items)
@@ -596,7 +596,7 @@ class Lowering:
         ]
 
     def _backward(self) -> KernelText:
-        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[_Item]:
+        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
             targets = [t for t in graph.gradients if t.node is not None]
             roots = [p for t in targets for p in _parts(stripped(t, graph))]
             bindings = (*graph.bindings, *graph.let)
@@ -630,7 +630,7 @@ class Lowering:
             "backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"]
         )
 
-    def _gradient(self, graph: Graph, printer: Printer, target: Target) -> list[_Item]:
+    def _gradient(self, graph: Graph, printer: Printer, target: Target) -> list[Item]:
         """The gradient's statement and its store, or its share of a sum."""
         name, node = target.name, stripped(target, graph)
         grad = self.grads[name]
@@ -638,16 +638,16 @@ class Lowering:
             lines = self._stores(graph, printer, f"d{name}", node)
             if len(self.plan.gradients) > 1:
                 lines = [f"if d{name}_ptr is not None:", *(f"    {line}" for line in lines)]
-            return [_Item(("store", name), tuple(lines))]
+            return [Item(("store", name), tuple(lines))]
         out = []
         text = printer.stored(node, "float")
         if node.op != "const" and (node.serial not in printer.names or self._differs(name)):
-            out.append(_Item(("grad", name), (f"{grad} = {text}",)))
+            out.append(Item(("grad", name), (f"{grad} = {text}",)))
             text = grad
         stores = [f"if d{name}_ptr is not None:", f"    tl.store(d{name}_ptr + i, {text}, mask=mask)"]
         if name in self.plan.summed:
             stores += [f"if d{name}_sum_ptr is not None:", f"    d{name}_sum += tl.where(mask, {text}, 0.0)"]
-        return [*out, _Item(("store", name), tuple(stores))]
+        return [*out, Item(("store", name), tuple(stores))]
 
     def _differs(self, name: str) -> bool:
         """Whether the gradient's formula is another in another variant: then it gets a name of its own in all."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from codegen.ir import ATOM, Bound, Graph, Node, Target, walk
-from codegen.lower import KernelText, Lowering, Module, Printer, Used, _Item, loaded, lower, safe
+from codegen.lower import Item, KernelText, Lowering, Module, Printer, Used, loaded, lower, safe
 from codegen.rows import level, summed
 from codegen.schedule import OpPlan
 from codegen.variants import Variant
@@ -79,9 +79,9 @@ class _RowPrinter(Printer):
 class _Sections:
     """The statements of one variant by where they stand."""
 
-    items: dict[tuple[str, int], list[_Item]] = field(default_factory=dict)
+    items: dict[tuple[str, int], list[Item]] = field(default_factory=dict)
 
-    def add(self, place: str, number: int, items: Iterable[_Item]) -> None:
+    def add(self, place: str, number: int, items: Iterable[Item]) -> None:
         self.items.setdefault((place, number), []).extend(items)
 
 
@@ -314,15 +314,15 @@ class _RowLowering(Lowering):
             axes = frozenset(tensor.axes)
             if axes & self.rows.reduced and axes & self.rows.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
-                out.add("head", 0, [_Item(("load", f"{name}_row"), (text,))])
+                out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
             elif not axes & self.rows.reduced:
                 text = f"{self.names[name]} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
-                out.add("head", 0, [_Item(("load", name), (text,))])
+                out.add("head", 0, [Item(("load", name), (text,))])
         reached = {n.serial for n in live}
         for b in graph.bindings:
             if b.name in kept and b.node.serial in reached:
                 text = f"{self.names[b.name]} = {loaded(self._address(b.name, b.node.axes), b.node.kind, 'compute', 'exists')}"
-                out.add("head", 0, [_Item(("load", b.name), (text,))])
+                out.add("head", 0, [Item(("load", b.name), (text,))])
 
     def _row_statements(self, out: _Sections, printer: _RowPrinter, bindings: Iterable[Bound], live: Iterable[Node],
                         levels: dict[int, int], number: int, place: tuple[str, int]) -> None:  # fmt: skip
@@ -336,14 +336,14 @@ class _RowLowering(Lowering):
                 continue
             out.add(*place, [self._statement(printer, bound)])
 
-    def _statement(self, printer: _RowPrinter, bound: Bound) -> _Item:
+    def _statement(self, printer: _RowPrinter, bound: Bound) -> Item:
         text, name = printer.text(bound.node), self.names[bound.name]
         printer.names[bound.node.serial] = name
         comment = f"  # {bound.comment}" if bound.comment else ""
-        return _Item(("let", bound.name), (*(f"# {c}" for c in bound.above), f"{name} = {text}{comment}"))
+        return Item(("let", bound.name), (*(f"# {c}" for c in bound.above), f"{name} = {text}{comment}"))
 
     def _elements(self, graph: Graph, printer: _RowPrinter, bindings: Iterable[Bound], reads: Sequence[str],
-                  roots: list[Node]) -> list[_Item]:  # fmt: skip
+                  roots: list[Node]) -> list[Item]:  # fmt: skip
         """Loads and statements of one pass; the names they give hold in this pass alone."""
         live = list(self._below(roots, printer.names))
         reached = {n.serial for n in live}
@@ -357,7 +357,7 @@ class _RowLowering(Lowering):
                 row = f"{name}_row" if axes & self.rows.kept else f"{name}_ptr"
                 address = f"{row} + offset(r, r_at, {name}_reduced_strides)"
                 text = f"{self.names[name]} = {loaded(address, tensor.kind, tensor.dtype, self._mask(axes))}"
-                out.append(_Item(("load", name), (text,)))
+                out.append(Item(("load", name), (text,)))
         for bound in bindings:
             node = bound.node
             if (
@@ -384,12 +384,12 @@ class _RowLowering(Lowering):
             self.parts[name] = finish.partition(" = ")[2].partition(" / ")[0].lstrip("~")
             if "imum(" in step:
                 self.use(f"math.{node.params[0]}imum")
-            out.add("start", number, [_Item(("start", name), (start,))])
-            out.add("loop", number, [_Item(("acc", name), (step,))])
+            out.add("start", number, [Item(("start", name), (start,))])
+            out.add("loop", number, [Item(("acc", name), (step,))])
             finished.append((node, name, finish))
         printer.names = before
         for node, name, finish in finished:
-            out.add("after", number, [_Item(("finish", name), (finish,))])
+            out.add("after", number, [Item(("finish", name), (finish,))])
             printer.names[node.serial] = name
 
     def _own(self, node: Node, target: Target | None, graph: Graph, name: str) -> str:
@@ -429,7 +429,7 @@ class _RowLowering(Lowering):
                 out.add("tail", 0, self._target(graph, printer, name, node, target, optional))
 
     def _target(self, graph: Graph, printer: _RowPrinter, name: str, node: Node, target: Target | None,
-                optional: Collection[str]) -> list[_Item]:  # fmt: skip
+                optional: Collection[str]) -> list[Item]:  # fmt: skip
         kind = graph.tensors[name].kind if name in graph.tensors else "float"
         text = printer.stored(node, kind)
         items = []
@@ -441,15 +441,15 @@ class _RowLowering(Lowering):
         ):
             assert target is not None
             own = self.grads[target.name]
-            items.append(_Item(("grad", name), (f"{own} = {text}",)))
+            items.append(Item(("grad", name), (f"{own} = {text}",)))
             text = own
         if self._over_rows(target, graph):
             line = f"{name}_acc = rows.add_columns({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
-            return [*items, _Item(("store", name), (line,))]
+            return [*items, Item(("store", name), (line,))]
         axes = self._axes_at(name, target, graph)
         line = f"tl.store({self._address(name, axes)}, {text}, mask={self._mask(axes)})"
         lines = (f"if {name}_ptr is not None:", f"    {line}") if name in optional else (line,)
-        return [*items, _Item(("store", name), lines)]
+        return [*items, Item(("store", name), lines)]
 
 
 def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:

@@ -144,6 +144,8 @@ def _check(graph: Graph, kept: frozenset[str], reduced: frozenset[str]) -> None:
                 raise NoRows(
                     f"`{target.name}` reduces over ({', '.join(part.params[1])}) beside ({', '.join(sorted(reduced))})"
                 )
+            if part.op == "size" and frozenset(part.params) not in (kept, reduced, kept | reduced):
+                raise NoRows(f"`size({', '.join(part.params)})` is of a part of the axes that are kept or reduced")
             if part.op in ("dot", "scan", "at", "add_at", "stack", "uniform", "index", "sum_to"):
                 raise NoRows(f"`{part.params[0] if part.op == 'scan' else part.op}` in rows has no kernel yet")
         axes = frozenset(graph.tensors[target.name].axes)

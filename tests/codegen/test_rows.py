@@ -1,0 +1,82 @@
+"""What reductions become: what fits the row schedule, and the reason where nothing does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen.diagnostics import Report
+from codegen.loader import load
+from codegen.lower_rows import RowKernel, lowered
+from codegen.schedule import OpPlan, schedule
+from codegen.verify import verify_op
+
+
+def planned(folder: Path, inputs: str, outputs: str, forward: str, more: str = "") -> tuple[OpPlan | None, str]:
+    """The plan of an op with derived gradients, and what was reported."""
+    names = [w.split(":")[0].strip(" {") for w in inputs.split("],")]
+    entries = "".join(f"    {n}: auto\n" for n in names)
+    text = (
+        f"- op: some_op\n  inputs: {inputs}\n{more}  outputs: {outputs}\n  forward: {forward}\n  backward:\n{entries}"
+    )
+    (folder / "op.yaml").write_text(text)
+    report = Report()
+    (op,) = load([folder], report, folder)
+    verdict = verify_op(op, report)
+    assert verdict.ok, report.render()
+    return schedule(verdict, report), report.render()
+
+
+WHOLE = "{x: [A, B, C]}"
+REFUSED = {
+    "a part of the kept axes": (WHOLE, "{y: [A, B]}", "y = sum(x, C) / size(B)", "`size(B)` is of a part of the axes"),
+    "two sets of axes": (WHOLE, "{y: [A]}", "y = sum(max(x, C), B)", "its reductions are over (B) and (C)"),
+    "a scan beside it": (WHOLE, "{y: [A, B]}", "y = sum(cumsum(x, C), C)", "`cumsum` in rows has no kernel yet"),
+    "an index": (WHOLE, "{y: [A, B]}", "y = sum(where(index(C) > 1, x, 0), C)", "`index` in rows has no kernel yet"),
+    "no kernel": (WHOLE, "{y: [A, B]}", "y = cast(argmax(x, C), float) * sum(x, C)", "`argmax` has no kernel yet"),
+    "broadcast": ("{x: [...], w: [...]}", "{y: []}", "y = sum(x * w, ...)", "may be broadcast"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    inputs, outputs, forward, reason = REFUSED[name]
+    plan, text = planned(tmp_path, inputs, outputs, forward)
+    assert plan is None and "error[no-schedule]" in text and reason in text, text
+
+
+@pytest.mark.parametrize(("asked", "forward", "reason"), [
+    ("pointwise", "y = x / sum(x, C)", "`pointwise` was asked for, and it reduces"), ("row", "y = 2 * x", "it reduces nothing"),
+])  # fmt: skip
+def test_an_override_that_cannot_be_is_refused(asked: str, forward: str, reason: str, tmp_path: Path) -> None:
+    text = f"- op: some_op\n  inputs: {WHOLE}\n  outputs: {{y: [A, B, C]}}\n  forward: {forward}\n  backward:\n    x: auto\n  schedule: {asked}\n"
+    (tmp_path / "op.yaml").write_text(text)
+    report = Report()
+    (op,) = load([tmp_path], report, tmp_path)
+    assert schedule(verify_op(op, report), report) is None and reason in report.render(), report.render()
+
+
+@pytest.mark.parametrize(("forward", "passes"), [
+    ("y = x / sum(x, C)", 2), ("y = exp(x - max(x, C)) / sum(exp(x - max(x, C)), C)", 3), ("y = x - mean(x, C) - max(x, C)", 2),
+    ("y = (x - mean(x, C)) * rsqrt(var(x, C) + 1)", 3),
+])  # fmt: skip
+def test_a_row_is_walked_as_often_as_its_reductions_depend_on_each_other(
+    forward: str, passes: int, tmp_path: Path
+) -> None:
+    plan, text = planned(tmp_path, WHOLE, "{y: [A, B, C]}", forward)
+    assert plan is not None, text
+    kernel = lowered(plan).forward
+    assert isinstance(kernel, RowKernel) and len(kernel.passes) == passes
+
+
+def test_statistics_with_a_name_are_kept_and_others_computed_again(tmp_path: Path) -> None:
+    for forward, saved in (
+        ("|\n    r = rsqrt(mean(x * x, C) + 1)\n    y = x * r", ("r",)), ("y = x * rsqrt(mean(x * x, C) + 1)", ()),
+    ):  # fmt: skip
+        plan, text = planned(tmp_path, WHOLE, "{y: [A, B, C]}", forward)
+        assert plan is not None and plan.rows is not None, text
+        assert plan.rows.saved == saved
+        assert lowered(plan, "inference").backward is None and "r_ptr" not in " ".join(
+            lowered(plan, "inference").forward.params
+        )
