@@ -67,8 +67,6 @@ from .ops.count_nonzero import CountNonzero as CountNonzero
 from .ops.count_nonzero import count_nonzero as count_nonzero
 from .ops.div import Div as Div
 from .ops.div import div as div
-from .ops.dyt import Dyt as Dyt
-from .ops.dyt import dyt as dyt
 from .ops.elu import Elu as Elu
 from .ops.elu import elu as elu
 from .ops.eq import Eq as Eq
