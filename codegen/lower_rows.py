@@ -161,6 +161,8 @@ class _RowLowering(Lowering):
                    targets: Callable[[Graph], list[tuple[str, Node, Target | None]]], writes: list[str],
                    optional: Collection[str], exacting: Collection[str]) -> RowKernel:  # fmt: skip
         used = Used()
+        if self.finishing:  # the elements were read by the first stage
+            reads = [n for n in reads if not self._axes_of(n) & self.rows.reduced]
         last = max(self._depth(g, targets(g), kept) for _, g in graphs)
         sections = {
             v: self._sections(g, _RowPrinter(self, g, used, exacting), reads, kept, targets(g), optional, last)
@@ -179,16 +181,16 @@ class _RowLowering(Lowering):
         tail = merged("tail", 0)
         asked = [f"{n}_ptr" for n in used.asked if n not in reads]
         self.present = tuple(n for n in used.asked if n not in reads) if suffix == "backward" else self.present
-        if self.finishing:
-            reads = [n for n in reads if not self._axes_of(n) & self.rows.reduced]
         params = [p for n in (*reads, *kept) for p in self._strided(n, self._axes_of(n))] + asked + writes
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
+        lines = [*body, *tail, *(line for p in passes for line in (*p.body, *p.after))]
+        counted = not self.finishing or any("n_reduced" in line for line in lines)
         every = [
             *params, *(f"{n}_part_ptr" for n in parts), "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
-            "n_reduced: tl.int64", *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if partial or shared else []),
+            *(["n_reduced: tl.int64"] if counted else []), *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if partial or shared else []),
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
-            "LOOP: tl.constexpr", "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
+            *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
         ]  # fmt: skip
         return RowKernel(
             f"{self.op.name}_{suffix}",
@@ -238,11 +240,7 @@ class _RowLowering(Lowering):
     def _sections(self, graph: Graph, printer: _RowPrinter, reads: Sequence[str], kept: Sequence[str],
                   targets: list[tuple[str, Node, Target | None]], optional: Collection[str], last: int) -> _Sections:  # fmt: skip
         out = _Sections()
-        bindings = (
-            (*graph.bindings, *graph.let)
-            if kept or any(t in graph.gradients for _, _, t in targets)
-            else graph.bindings
-        )
+        bindings = graph.bindings if any(t in graph.outputs for _, _, t in targets) else self._backward_names(graph)
         owners = [
             *((b.node, self.names[b.name]) for b in bindings),
             *((n, self._own(n, t, graph, name)) for name, n, t in targets),
@@ -272,6 +270,12 @@ class _RowLowering(Lowering):
             self._row_statements(out, printer, bindings, live, levels, number + 1, ("after", number))
         self._last_pass(out, graph, printer, bindings, reads, last, targets, optional)
         return out
+
+    @staticmethod
+    def _backward_names(graph: Graph) -> tuple[Bound, ...]:
+        """All statements; what an output and the backward's own text both name has the backward's name."""
+        outputs, own = {t.name for t in graph.outputs}, {b.node.serial for b in graph.let}
+        return (*(b for b in graph.bindings if b.name not in outputs or b.node.serial not in own), *graph.let)
 
     def _depth(self, graph: Graph, targets: list[tuple[str, Node, Target | None]], kept: Sequence[str]) -> int:
         """How many passes come before the last: the same for all variants, so that they store in one place."""
@@ -307,7 +311,7 @@ class _RowLowering(Lowering):
     def _head(self, out: _Sections, graph: Graph, printer: _RowPrinter, live: list[Node], reads: Sequence[str],
               kept: Sequence[str]) -> None:  # fmt: skip
         """Where a row begins in each tensor, and loads of what has one value a row."""
-        for name in reads if not self.finishing else [n for n in reads if not self._axes_of(n) & self.rows.reduced]:
+        for name in reads:
             tensor = graph.tensors.get(name)
             if tensor is None or not any(n.op == "read" and n.params[0] == name for n in live):
                 continue
@@ -404,7 +408,8 @@ class _RowLowering(Lowering):
         if owner[0] is node:
             return owner[1]
         word = {"sum": "total", "max": "top", "min": "bottom", "prod": "product"}.get(node.params[0], node.params[0])
-        alike = [n for n in self._below([owner[0]], known) if n.op == "reduce" and n.params[0] == node.params[0]]
+        new = [n for n in self._below([owner[0]], known) if n.serial not in known]
+        alike = [n for n in new if n.op == "reduce" and n.params[0] == node.params[0]]
         key = (owner[1], word, next(i for i, n in enumerate(alike) if n is node))
         if key not in self.temps:
             name = safe(f"{owner[1]}_{word}" if key[2] == 0 else f"{owner[1]}_{word}{key[2] + 1}")

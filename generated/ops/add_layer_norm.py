@@ -44,7 +44,7 @@ def add_layer_norm_forward(
         s = x + residual
         mu_acc += tl.where(mask, s, 0.0)
     mu = rows.total(mu_acc) / n_reduced
-    rstd_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -53,9 +53,9 @@ def add_layer_norm_forward(
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         centred = s - mu
-        rstd_mean2_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean2 = rows.total(rstd_mean2_acc) / n_reduced
-    rstd = rsqrt(rstd_mean2 + eps)
+        rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
+    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -109,7 +109,7 @@ def add_layer_norm_backward(
             rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)
         if dy_ptr is not None:
             through_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-            through_mean3_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+            through_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -124,13 +124,13 @@ def add_layer_norm_backward(
                 g = dy * weight
             if weight_ptr is not None and dy_ptr is not None:
                 through_mean_acc += tl.where(mask, g, 0.0)
-                through_mean3_acc += tl.where(mask, g * shat, 0.0)
+                through_mean2_acc += tl.where(mask, g * shat, 0.0)
             elif dy_ptr is not None:
                 through_mean_acc += tl.where(mask, dy, 0.0)
-                through_mean3_acc += tl.where(mask, dy * shat, 0.0)
+                through_mean2_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
             through_mean = rows.total(through_mean_acc) / n_reduced
-            through_mean3 = rows.total(through_mean3_acc) / n_reduced
+            through_mean2 = rows.total(through_mean2_acc) / n_reduced
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -147,13 +147,13 @@ def add_layer_norm_backward(
             if weight_ptr is not None and dy_ptr is not None:
                 g = dy * weight
             if weight_ptr is not None and ds_ptr is not None and dy_ptr is not None:
-                through = ds + rstd * (g - through_mean - shat * through_mean3)
+                through = ds + rstd * (g - through_mean - shat * through_mean2)
             elif weight_ptr is not None and ds_ptr is None:
-                through = rstd * (g - through_mean - shat * through_mean3)
+                through = rstd * (g - through_mean - shat * through_mean2)
             elif ds_ptr is not None and dy_ptr is not None:
-                through = ds + rstd * (dy - through_mean - shat * through_mean3)
+                through = ds + rstd * (dy - through_mean - shat * through_mean2)
             elif ds_ptr is None:
-                through = rstd * (dy - through_mean - shat * through_mean3)
+                through = rstd * (dy - through_mean - shat * through_mean2)
             if dy_ptr is not None:
                 if dx_ptr is not None:
                     tl.store(

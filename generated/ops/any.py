@@ -47,9 +47,8 @@ def any_forward(
 
 @triton.jit
 def any_finish(
-    y_ptr, y_kept_strides, y_part_ptr, kept_sizes, n_kept: tl.int64, n_reduced: tl.int64, n_parts: tl.int64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    y_ptr, y_kept_strides, y_part_ptr, kept_sizes, n_kept: tl.int64, n_parts: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)

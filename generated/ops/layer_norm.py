@@ -40,16 +40,16 @@ def layer_norm_forward(
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         mu_acc += tl.where(mask, x, 0.0)
     mu = rows.total(mu_acc) / n_reduced
-    rstd_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         centred = x - mu
-        rstd_mean2_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean2 = rows.total(rstd_mean2_acc) / n_reduced
-    rstd = rsqrt(rstd_mean2 + eps)
+        rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
+    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -78,7 +78,7 @@ def layer_norm_forward(
 @triton.jit
 def layer_norm_backward(
     x_ptr, x_kept_strides, x_reduced_strides, weight_ptr, weight_reduced_strides, dy_ptr, dy_kept_strides,
-    dy_reduced_strides, mu_ptr, mu_kept_strides, rstd_ptr, rstd_kept_strides, bias_ptr, dx_ptr, dx_kept_strides,
+    dy_reduced_strides, mu_ptr, mu_kept_strides, rstd_ptr, rstd_kept_strides, dx_ptr, dx_kept_strides,
     dx_reduced_strides, dweight_part_ptr, dbias_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -94,7 +94,7 @@ def layer_norm_backward(
         mu = tl.load(mu_ptr + offset(k, k_at, mu_kept_strides), mask=exists).to(COMPUTE)
         rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)
         dx_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-        dx_mean3_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+        dx_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -104,23 +104,16 @@ def layer_norm_backward(
                 weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
             dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
             centred = x - mu
-            if weight_ptr is not None or bias_ptr is not None:
-                xhat = centred * rstd
-            else:
-                y = centred * rstd
+            xhat = centred * rstd
             if weight_ptr is not None:
                 g = dy * weight
                 dx_mean_acc += tl.where(mask, g, 0.0)
+                dx_mean2_acc += tl.where(mask, g * xhat, 0.0)
             else:
                 dx_mean_acc += tl.where(mask, dy, 0.0)
-            if weight_ptr is not None:
-                dx_mean3_acc += tl.where(mask, g * xhat, 0.0)
-            elif bias_ptr is not None:
-                dx_mean3_acc += tl.where(mask, dy * xhat, 0.0)
-            else:
-                dx_mean3_acc += tl.where(mask, dy * y, 0.0)
+                dx_mean2_acc += tl.where(mask, dy * xhat, 0.0)
         dx_mean = rows.total(dx_mean_acc) / n_reduced
-        dx_mean3 = rows.total(dx_mean3_acc) / n_reduced
+        dx_mean2 = rows.total(dx_mean2_acc) / n_reduced
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -130,22 +123,15 @@ def layer_norm_backward(
                 weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
             dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
             centred = x - mu
-            if weight_ptr is not None or bias_ptr is not None:
-                xhat = centred * rstd
-            else:
-                y = centred * rstd
+            xhat = centred * rstd
             if weight_ptr is not None:
                 g = dy * weight
-            if weight_ptr is not None:
-                dx = rstd * (g - dx_mean - xhat * dx_mean3)
-            elif bias_ptr is not None:
-                dx = rstd * (dy - dx_mean - xhat * dx_mean3)
+                dx = rstd * (g - dx_mean - xhat * dx_mean2)
             else:
-                dx = rstd * (dy - dx_mean - y * dx_mean3)
+                dx = rstd * (dy - dx_mean - xhat * dx_mean2)
             if dx_ptr is not None:
                 tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
-            if weight_ptr is not None:
-                dweight = dy * xhat
+            dweight = dy * xhat
             dweight_acc = rows.add_columns(
                 dweight_acc, dweight, mask, dweight_part_ptr, r, within, start_k > first, n_reduced, LOOP
             )
@@ -163,7 +149,7 @@ class LayerNorm(RowOp):
     inputs = (Tensor("x", "..., N...", arg="input"),)
     params = (Tensor("weight", "N...", optional=True), Tensor("bias", "N...", optional=True))
     outputs = (Tensor("y", "..., N..."),)
-    residuals = ("x", "weight", "mu", "rstd", "bias")
+    residuals = ("x", "weight", "mu", "rstd")
     gradients = ("x", "weight", "bias")
     kinds = {"normalized_shape": "shape", "eps": "float"}
     sized = {"N": "normalized_shape"}

@@ -53,8 +53,8 @@ def log_sum_forward(
 @triton.jit
 def log_sum_finish(
     y_ptr, y_kept_strides, total_ptr, total_kept_strides, total_part_ptr, kept_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, n_parts: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_parts: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)

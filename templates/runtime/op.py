@@ -454,15 +454,19 @@ class PointwiseOp(RuntimeOp):
         how, rank = self._moves(tensor), len(meta.shape)
         if not how:
             return meta
+        order = self._order(tensor, rank, how == "moved")
+        return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
+
+    def _order(self, tensor: Tensor, rank: int, moved: bool) -> list[int]:
+        """The caller's dims in the order of the declaration; without those that are placed where they are not `moved`."""
         places = self._places(rank)
         order = [k for k in range(rank) if k not in places]
-        if how == "moved":
-            placed = self.axis_position()
-            assert placed is not None
+        placed = self.axis_position()
+        if moved and placed is not None:
             dims = layout.parse_dims(tensor.dims)
             behind = len(dims) - 1 - next(k for k, d in enumerate(dims) if placed[0] in d.axes)
             order[len(order) - behind : len(order) - behind] = places
-        return Meta(meta.dtype, tuple(meta.shape[k] for k in order), tuple(meta.strides[k] for k in order))
+        return order
 
     def _placed(self, tensor: Tensor, meta: Meta, reduced: int = 0) -> Meta:
         """The inverse of `_declared`, for a tensor that is allocated; `reduced` dims were reduced."""
@@ -474,13 +478,7 @@ class PointwiseOp(RuntimeOp):
             own = iter(zip(meta.shape, meta.strides))
             pairs = [(1, 1) if k in places else next(own) for k in range(rank + reduced)]
             return Meta(meta.dtype, tuple(n for n, _ in pairs), tuple(s for _, s in pairs))
-        places = self._places(rank)
-        order = [k for k in range(rank) if k not in places]
-        placed = self.axis_position()
-        assert placed is not None
-        dims = layout.parse_dims(tensor.dims)
-        behind = len(dims) - 1 - next(k for k, d in enumerate(dims) if placed[0] in d.axes)
-        order[len(order) - behind : len(order) - behind] = places
+        order = self._order(tensor, rank, True)
         back = [order.index(k) for k in range(rank)]
         return Meta(meta.dtype, tuple(meta.shape[k] for k in back), tuple(meta.strides[k] for k in back))
 

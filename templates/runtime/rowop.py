@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from . import layout
@@ -249,18 +249,19 @@ class RowOp(PointwiseOp):
         return Launch(Kernel.of(sum_partials), (cdiv(n_reduced, block_k), 1, 1), pointers, settings)
 
 
+@dataclass(frozen=True)
 class Tile:
-    """The tile of a program: BLOCK_K rows by BLOCK_R elements, whether it loops over a row, warps, and rows of a program."""
+    """The tile of a program, and its share where gradients are summed over the rows."""
 
-    def __init__(self, block_k: int, block_r: int, loop: bool, warps: int, span: int, parts: int) -> None:
-        self.block_k, self.block_r, self.loop, self.warps, self.span, self.parts = (
-            block_k,
-            block_r,
-            loop,
-            warps,
-            span,
-            parts,
-        )
+    block_k: int
+    block_r: int
+    loop: bool
+    """Whether a row is longer than the tile."""
+    warps: int
+    span: int
+    """Rows of a program."""
+    parts: int
+    """Programs."""
 
     @staticmethod
     def of(split: base.Split, partial: bool, multiprocessors: int) -> Tile:

@@ -24,11 +24,8 @@ OPS, specs, op_class, case, attrs_of = cases.OPS, cases.specs, cases.op_class, c
 reference, tensor, tensors, variant = cases.reference, cases.tensor, cases.tensors, cases.variant
 present = cases.present
 NAN, INF = math.nan, math.inf
-# Extents that the caller gives, and a mean that is taken off (it magnifies roundings of a sum) need operands of their own: the
-# two norms that have them are tested below and by their emitted tests.
-OTHERS = [n for n in OPS if "mu" in op_class(n).residuals and "residual" in {t.name for t in op_class(n).inputs}]
-OTHERS += [n for n in OPS if "shape" in op_class(n).kinds.values()]
-ROWS = [n for n in OPS if not op_class(n).elementwise and n not in OTHERS]
+ROWS = [n for n in OPS if not op_class(n).elementwise]
+SIZED = [n for n in ROWS if op_class(n).sized]
 GRADIENTS = [n for n in ROWS if op_class(n).gradients]
 WEIGHTED = [n for n in ROWS if op_class(n).params]
 PLACED = [n for n in ROWS if "dim" in op_class(n).kinds]
@@ -43,8 +40,10 @@ def filled(name: str, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0)
     """Random operands of one shape, params along the last dim. For a question of truth: rows of each answer."""
     one, out = case(name), {}
     for k, t in enumerate(tensors(name)):
-        own = shape if "..." in t.dims else shape[-1:]
+        own = shape if "..." in t.dims.split(", ") else shape[-1:]
         out[t.name] = one._values(t, own, dtype, seed + k)
+    if len(op_class(name).inputs) > 1:  # a sum of eighths is exact: a mean that is taken off would magnify its rounding
+        out = {n: ((v * 8).round() / 8).to(v.dtype) for n, v in out.items()}
     if not op_class(name).gradients and shape:
         (x,) = out.values()
         flat = x.reshape(-1, shape[-1])
@@ -56,6 +55,16 @@ def filled(name: str, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0)
 def last(name: str) -> dict[str, Any]:
     """The attrs that reduce the last dim alone."""
     return {**attrs_of(name), **({"dim": -1} if name in PLACED else {})}
+
+
+def sized(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The extents that the caller gives beside operands of this shape: of the last dim."""
+    return {attr: shape[-1:] for attr in op_class(name).sized.values()}
+
+
+def call(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> tuple[Any, ...]:
+    """The op on operands by the spec's names."""
+    return case(name).call(given, {**attrs, **sized(name, tuple(given[tensors(name)[0].name].shape))})
 
 
 def cotangents(outputs: list[Any], seed: int = 5) -> list[Any]:
@@ -76,7 +85,7 @@ def pair(
     names = case(name)._differentiable(given)
     ours = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
     theirs = {n: v.detach().cpu().double().requires_grad_(n in names) for n, v in given.items()} if names else given
-    outputs, wanted = list(case(name).call(ours, attrs)), expected(name, theirs, attrs)
+    outputs, wanted = list(call(name, ours, attrs)), expected(name, theirs, attrs)
     for k, (y, want) in enumerate(zip(outputs, wanted, strict=True)):
         yield f"output {k}", y.detach(), want.detach()
     if names:
@@ -331,7 +340,7 @@ def test_logits_far_from_zero(name: str) -> None:
     for sign in (1, -1):
         given = {"x": filled(name, (3, 50))["x"] + sign * 30000}
         agree(name, given, last(name))
-        y = case(name).call(given, last(name))[0]
+        y = call(name, given, last(name))[0]
         assert torch.allclose(y.double(), expected(name, given, last(name))[0].to(DEVICE), rtol=1e-5, atol=1e-9)
 
 
@@ -382,7 +391,7 @@ def test_a_nan_stays_in_its_row(name: str, shape: tuple[int, ...], turned: bool)
 def test_squares_past_the_end_of_float16(name: str) -> None:
     """300 squared is no float16, and the norm of it is 1."""
     given = {n: torch.full_like(v, 300.0 if v.dim() > 1 else 1.0) for n, v in filled(name, (2, 6), "f16").items()}
-    y = case(name).call(given, last(name))[-1]
+    y = call(name, given, last(name))[-1]
     assert torch.equal(y, torch.ones_like(y))
     agree(name, given, last(name), "f16")
 
@@ -423,7 +432,7 @@ def test_a_weight_that_does_not_fit(name: str, wrong: tuple[int, ...]) -> None:
     given = filled(name, (4, 6))
     for param in op_class(name).params:
         with pytest.raises(ValueError, match=f"{name}: .*`{param.public}`"):
-            case(name).call({**given, param.name: torch.ones(wrong, device=DEVICE)}, last(name))
+            call(name, {**given, param.name: torch.ones(wrong, device=DEVICE)}, last(name))
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if len(op_class(n).inputs) > 1])
@@ -432,7 +441,7 @@ def test_inputs_that_do_not_fit(name: str) -> None:
     given = filled(name, (4, 6))
     for wrong in ((6,), (1, 6), (4, 1), (3, 6), (2, 4, 6)):
         with pytest.raises(ValueError, match=name):
-            case(name).call({**given, op_class(name).inputs[1].name: torch.ones(wrong, device=DEVICE)}, last(name))
+            call(name, {**given, op_class(name).inputs[1].name: torch.ones(wrong, device=DEVICE)}, last(name))
 
 
 @pytest.mark.parametrize("name", PLACED)
@@ -442,13 +451,13 @@ def test_dims_that_are_not_there(name: str) -> None:
     dims = [2, -3, 7]
     for dim in [*dims, *((d,) for d in dims), (0, 2)] if name in SEVERAL else dims:
         with pytest.raises(IndexError, match=f"{name}: `dim` is {dim[-1] if isinstance(dim, tuple) else dim}"):
-            case(name).call(x, {**attrs_of(name), "dim": dim})
+            call(name, x, {**attrs_of(name), "dim": dim})
     for dim in ((0, 0), (1, -1), (0, 1, -2)) if name in SEVERAL else ():
         with pytest.raises(ValueError, match=f"{name}: `dim` names . twice"):
-            case(name).call(x, {**attrs_of(name), "dim": dim})
+            call(name, x, {**attrs_of(name), "dim": dim})
     for dim in (0.5, "0", True, (0.5,), (None,)):
         with pytest.raises(TypeError, match=f"{name}: `dim` is"):
-            case(name).call(x, {**attrs_of(name), "dim": dim})
+            call(name, x, {**attrs_of(name), "dim": dim})
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -461,7 +470,7 @@ def test_reductions_of_nothing(name: str) -> None:
             expected(name, given, attrs)
         except IndexError:
             with pytest.raises(IndexError, match=name):
-                case(name).call(given, attrs)
+                call(name, given, attrs)
             continue
         agree(name, given, attrs)
 
@@ -490,7 +499,7 @@ def test_sums_over_the_rows_are_the_same_bits(
     if turned:
         given = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in given.items()}
     leaves = {n: v.requires_grad_() for n, v in given.items()}
-    outputs = case(name).call(leaves, last(name))
+    outputs = call(name, leaves, last(name))
     seeds = cotangents(list(outputs))
     runs = []
     for run in range(10 if shape[1] < 1000 else 2):
@@ -533,7 +542,7 @@ def test_outputs_that_nobody_uses(name: str) -> None:
         exact = dict(zip(theirs, exact))
         for chosen in (c for n in range(1, len(every) + 1) for c in itertools.combinations(every, n)):
             ours = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
-            outputs = case(name).call(ours, last(name))
+            outputs = call(name, ours, last(name))
             torch.autograd.backward([outputs[k] for k in used], [s.to(DEVICE) for s in seeds])
             for n in every:
                 if n not in chosen:
@@ -545,14 +554,16 @@ def test_outputs_that_nobody_uses(name: str) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_without_a_weight(name: str) -> None:
-    """A param that is absent is 1, and has neither a gradient nor a sum over the rows."""
+    """A param that is absent is the spec's default, and has neither a gradient nor a sum over the rows."""
     given = filled(name, (5, 12))
-    ones = {**given, **{p.name: torch.ones_like(given[p.name]) for p in op_class(name).params}}
+    usual = {p.name: p.default for p in specs()[name].params}
+    plain = {**given, **{n: torch.full_like(given[n], float(value)) for n, value in usual.items() if value is not None}}
+    assert len(usual) == sum(value is not None for value in usual.values())
     names = [t.name for t in op_class(name).inputs]
     results = []
-    for params in (ones, {**given, **{p.name: None for p in op_class(name).params if p.optional}}):
+    for params in (plain, {**given, **{p.name: None for p in op_class(name).params if p.optional}}):
         leaves = {n: v if n not in names else v.detach().requires_grad_() for n, v in params.items()}
-        outputs = case(name).call(leaves, last(name))
+        outputs = call(name, leaves, last(name))
         results.append([*outputs, *torch.autograd.grad(outputs, [leaves[n] for n in names], cotangents(list(outputs)))])
     assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*results, strict=True))
 
@@ -597,7 +608,7 @@ def test_statistics_are_kept_for_a_gradient_alone(name: str, shape: tuple[int, .
     for chosen in (c for n in range(len(op.gradients) + 1) for c in itertools.combinations(op.gradients, n)):
         leaves = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
         with Allocations() as made:
-            outputs = case(name).call(leaves, last(name))
+            outputs = call(name, leaves, last(name))
         results = [tuple(y.shape) for y in outputs]
         assert made.shapes == results + [shape[:1]] * (len(op.saved) if chosen else 0), chosen
         assert made.names <= {"empty_strided", "detach", "view", "alias"}
@@ -627,7 +638,7 @@ def test_a_gradient_of_a_sum_reads_no_more_than_it_needs(name: str) -> None:
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_what_a_launcher_must_keep_is_said(name: str) -> None:
     """Whoever launches the kernels without torch is told the shapes of the statistics too."""
-    op, given = op_class(name)(**last(name)), metas(name, (4, 8))
+    op, given = op_class(name)(**{**last(name), **sized(name, (4, 8))}), metas(name, (4, 8))
     shapes = op.residual_shapes(given)
     assert list(shapes) == list(op.residuals)
     assert all(shapes[t.name] == (4,) for t in op.saved)
@@ -640,7 +651,7 @@ def metas(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = N
     """Operands without memory."""
     out: dict[str, Any] = {}
     for t in tensors(name):
-        own = shape if "..." in t.dims else shape[-1:]
+        own = shape if "..." in t.dims.split(", ") else shape[-1:]
         steps = strides if strides is not None and len(own) == len(strides) else dense_strides(own)
         out[t.name] = Meta("f32" if "f32" in t.dtypes else t.dtypes[0], own, steps)
     return out
@@ -650,7 +661,7 @@ def launches(
     name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, processors: int = 132
 ) -> list[Launch]:
     """Forward and backward along the last dim."""
-    op, given = op_class(name)(**last(name)), metas(name, shape, strides)
+    op, given = op_class(name)(**{**last(name), **sized(name, shape)}), metas(name, shape, strides)
     forward = op.plan_forward(given)
     out = list(forward.launches)
     if op.has_backward:
@@ -709,19 +720,22 @@ def test_what_fits_in_31_bits_stays_narrow(name: str) -> None:
                 assert last_row < 2**31 and launch.values["n_reduced"] + launch.values["BLOCK_R"] < 2**31
 
 
-@pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6)], ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_extents_that_the_caller_gives(shape: tuple[int, ...], count: int) -> None:
-    """A norm over the last dims that `normalized_shape` names, as torch has it, and errors where they do not fit."""
-    if "layer_norm" not in OTHERS or count > len(shape):
-        return
-    norm, own = generated.layer_norm, shape[len(shape) - count :]
-    leaves = [torch.randn(s, dtype=torch.float64, device=DEVICE).requires_grad_() for s in (shape, own, own)]
-    dy = torch.randn(shape, dtype=torch.float64, device=DEVICE)
-    for f in (norm, torch.nn.functional.layer_norm):
-        y = f(leaves[0], own, leaves[1], leaves[2])
-        found = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
-        meant = found if f is norm else meant
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, meant))
-    with pytest.raises(ValueError, match="layer_norm: `normalized_shape` is"):
-        norm(leaves[0], tuple(n + 1 for n in own))
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize(
+    ("shape", "count"), [((6,), 1), ((5, 6), 1), ((5, 6), 2), ((4, 5, 6), 2), ((4, 5, 6), 3)], ids=str
+)
+def test_extents_that_the_caller_gives(name: str, shape: tuple[int, ...], count: int) -> None:
+    """A norm over the last dims whose extents are given, as torch has it, and errors where they do not fit."""
+    own, (attr,) = shape[len(shape) - count :], op_class(name).sized.values()
+    given = {
+        t.name: tensor(torch.randn(shape if "..." in t.dims.split(", ") else own).tolist(), "f64")
+        for t in tensors(name)
+    }
+    leaves = {n: v.requires_grad_() for n, v in given.items()}
+    (y,), (want,) = case(name).call(leaves, {**attrs_of(name), attr: own}), expected(name, leaves, attrs_of(name))
+    dy = torch.randn(shape, dtype=torch.float64)
+    found = [y, *torch.autograd.grad(y, [*leaves.values()], dy.to(DEVICE))]
+    meant = [want, *torch.autograd.grad(want, [*leaves.values()], dy)]
+    assert all(torch.allclose(a, b.to(DEVICE), atol=1e-12) for a, b in zip(found, meant, strict=True))
+    with pytest.raises(ValueError, match=f"{name}: `{attr}` is"):
+        case(name).call(given, {**attrs_of(name), attr: tuple(n + 1 for n in own)})
