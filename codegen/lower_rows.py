@@ -248,6 +248,7 @@ class _RowLowering(Lowering):
         for b in graph.bindings:
             if b.name in kept:
                 printer.names[b.node.serial] = self.names[b.name]
+        given = set(printer.names)
         roots = [self._term(n, t, graph) for _, n, t in targets]
         live = list(self._below(roots, printer.names))
         levels: dict[int, int] = {serial: 0 for serial in printer.names}
@@ -265,7 +266,7 @@ class _RowLowering(Lowering):
                 bindings,
                 reads,
                 number,
-                [(n, self._name_of(n, owners, printer.names)) for n in now],
+                [(n, self._name_of(n, owners, printer.names, given)) for n in now],
             )
             self._row_statements(out, printer, bindings, live, levels, number + 1, ("after", number))
         self._last_pass(out, graph, printer, bindings, reads, last, targets, optional)
@@ -401,15 +402,19 @@ class _RowLowering(Lowering):
             self.grads[target.name] if target is not None and target in graph.gradients else self.names.get(name, name)
         )
 
-    def _name_of(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int]) -> str:
+    def _name_of(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
+                 given: set[int]) -> str:  # fmt: skip
         """A reduction's name: its statement's, or made of the word and the statement it stands in first. Variants share it."""
         owner = next(((n, name) for n, name in owners if any(part is node for part in self._below([n], known))), None)
         assert owner is not None
         if owner[0] is node:
             return owner[1]
         word = {"sum": "total", "max": "top", "min": "bottom", "prod": "product"}.get(node.params[0], node.params[0])
-        new = [n for n in self._below([owner[0]], known) if n.serial not in known]
-        alike = [n for n in new if n.op == "reduce" and n.params[0] == node.params[0]]
+        stated = {n.serial for n, _ in owners} | given
+        alike = [
+            n for n in self._below([owner[0]], given)
+            if n.op == "reduce" and n.params[0] == node.params[0] and n.serial not in stated
+        ]  # fmt: skip
         key = (owner[1], word, next(i for i, n in enumerate(alike) if n is node))
         if key not in self.temps:
             name = safe(f"{owner[1]}_{word}" if key[2] == 0 else f"{owner[1]}_{word}{key[2] + 1}")

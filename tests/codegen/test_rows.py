@@ -80,3 +80,18 @@ def test_statistics_with_a_name_are_kept_and_others_computed_again(tmp_path: Pat
         assert lowered(plan, "inference").backward is None and "r_ptr" not in " ".join(
             lowered(plan, "inference").forward.params
         )
+
+
+def test_a_reduction_of_a_later_pass_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """It may stand in the same statement as one of an earlier pass, which is read again after it."""
+    plan, text = planned(
+        tmp_path,
+        WHOLE,
+        "{y: [A, B, C]}",
+        "y = x * sum(x * sum(x, C), C) + sum(x, C) * sum(x * x * sum(x * sum(x, C), C), C)",
+    )
+    assert plan is not None, text
+    for kernel in (lowered(plan).forward, lowered(plan).backward):
+        assert isinstance(kernel, RowKernel)
+        names = [line.split(" = ")[0] for p in kernel.passes for line in p.starts]
+        assert len(names) == len(set(names)) > 2, names
