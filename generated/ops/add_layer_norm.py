@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def add_layer_norm_forward(
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         mu_acc += tl.where(mask, s, 0.0)
-    mu = rows.total(mu_acc) / n_reduced
+    mu = rows.mean(mu_acc, n_reduced)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -54,7 +55,7 @@ def add_layer_norm_forward(
         s = x + residual
         centred = s - mu
         rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -129,8 +130,8 @@ def add_layer_norm_backward(
                 through_mean_acc += tl.where(mask, dy, 0.0)
                 through_mean2_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
-            through_mean = rows.total(through_mean_acc) / n_reduced
-            through_mean2 = rows.total(through_mean2_acc) / n_reduced
+            through_mean = rows.mean(through_mean_acc, n_reduced)
+            through_mean2 = rows.mean(through_mean2_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -204,7 +205,7 @@ def add_layer_norm_backward(
     rows.store_columns(dbias_acc, dbias_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class AddLayerNorm(RowOp):
+class AddLayerNorm(RuntimeOp):
     """How `add_layer_norm` is launched: its tensors, choices and kernels."""
 
     name = "add_layer_norm"
@@ -215,10 +216,9 @@ class AddLayerNorm(RowOp):
     gradients = ("x", "residual", "weight", "bias")
     equals = {"residual": "x"}
     kinds = {"eps": "float"}
-    reduced = ("N",)
     saved = (Tensor("mu", "...", "compute"), Tensor("rstd", "...", "compute"))
-    forward = Kernel.of(add_layer_norm_forward)
-    backward = Kernel.of(add_layer_norm_backward)
+    forward = (Rowwise.of(add_layer_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(add_layer_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def add_layer_norm(

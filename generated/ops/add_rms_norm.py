@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def add_rms_norm_forward(
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         rstd_mean_acc += tl.where(mask, s * s, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -104,7 +105,7 @@ def add_rms_norm_backward(
             elif dy_ptr is not None:
                 through_mean_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
-            through_mean = rows.total(through_mean_acc) / n_reduced
+            through_mean = rows.mean(through_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -169,7 +170,7 @@ def add_rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class AddRmsNorm(RowOp):
+class AddRmsNorm(RuntimeOp):
     """How `add_rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "add_rms_norm"
@@ -180,10 +181,9 @@ class AddRmsNorm(RowOp):
     gradients = ("x", "residual", "weight")
     equals = {"residual": "x"}
     kinds = {"eps": "float"}
-    reduced = ("N",)
     saved = (Tensor("rstd", "...", "compute"),)
-    forward = Kernel.of(add_rms_norm_forward)
-    backward = Kernel.of(add_rms_norm_backward)
+    forward = (Rowwise.of(add_rms_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(add_rms_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def add_rms_norm(

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ def layer_norm_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         mu_acc += tl.where(mask, x, 0.0)
-    mu = rows.total(mu_acc) / n_reduced
+    mu = rows.mean(mu_acc, n_reduced)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -48,7 +49,7 @@ def layer_norm_forward(
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         centred = x - mu
         rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -112,8 +113,8 @@ def layer_norm_backward(
             else:
                 dx_mean_acc += tl.where(mask, dy, 0.0)
                 dx_mean2_acc += tl.where(mask, dy * xhat, 0.0)
-        dx_mean = rows.total(dx_mean_acc) / n_reduced
-        dx_mean2 = rows.total(dx_mean2_acc) / n_reduced
+        dx_mean = rows.mean(dx_mean_acc, n_reduced)
+        dx_mean2 = rows.mean(dx_mean2_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -142,7 +143,7 @@ def layer_norm_backward(
     rows.store_columns(dbias_acc, dbias_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class LayerNorm(RowOp):
+class LayerNorm(RuntimeOp):
     """How `layer_norm` is launched: its tensors, choices and kernels."""
 
     name = "layer_norm"
@@ -153,10 +154,9 @@ class LayerNorm(RowOp):
     gradients = ("x", "weight", "bias")
     kinds = {"normalized_shape": "shape", "eps": "float"}
     sized = {"N": "normalized_shape"}
-    reduced = ("N",)
     saved = (Tensor("mu", "...", "compute"), Tensor("rstd", "...", "compute"))
-    forward = Kernel.of(layer_norm_forward)
-    backward = Kernel.of(layer_norm_backward)
+    forward = (Rowwise.of(layer_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(layer_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def layer_norm(

@@ -13,8 +13,10 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.math import divide
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +43,7 @@ def mean_forward(
         part = tl.program_id(1) * n_kept + k
         tl.store(y_part_ptr + part, rows.total(y_acc), mask=exists)
     else:
-        y = rows.total(y_acc) / n_reduced
+        y = rows.mean(y_acc, n_reduced)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -57,7 +59,7 @@ def mean_finish(
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within
         y_acc += tl.where(mask, tl.load(y_part_ptr + r * n_kept + k, mask=mask), 0.0)
-    y = rows.total(y_acc) / n_reduced
+    y = rows.mean(y_acc, n_reduced)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -75,11 +77,11 @@ def mean_backward(
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
-        dx = dy / scalar(n_reduced, COMPUTE)
+        dx = divide(dy, scalar(n_reduced, COMPUTE))
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Mean(RowOp):
+class Mean(RuntimeOp):
     """How `mean` is launched: its tensors, choices and kernels."""
 
     name = "mean"
@@ -88,10 +90,8 @@ class Mean(RowOp):
     residuals = ()
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(mean_forward)
-    finish = Kernel.of(mean_finish)
-    backward = Kernel.of(mean_backward)
+    forward = (Rowwise.of(mean_forward, kept=("...",), reduced=("R",), finish=mean_finish),)
+    backward = (Rowwise.of(mean_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ def rms_norm_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         rstd_mean_acc += tl.where(mask, x * x, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -91,7 +92,7 @@ def rms_norm_backward(
             else:
                 g = dy * c2
             dx_mean_acc += tl.where(mask, g * xhat, 0.0)
-        dx_mean = rows.total(dx_mean_acc) / n_reduced
+        dx_mean = rows.mean(dx_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
@@ -115,7 +116,7 @@ def rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class RmsNorm(RowOp):
+class RmsNorm(RuntimeOp):
     """How `rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "rms_norm"
@@ -125,10 +126,9 @@ class RmsNorm(RowOp):
     residuals = ("x", "weight", "rstd")
     gradients = ("x", "weight")
     kinds = {"eps": "float", "offset": "float"}
-    reduced = ("N",)
     saved = (Tensor("rstd", "...", "compute"),)
-    forward = Kernel.of(rms_norm_forward)
-    backward = Kernel.of(rms_norm_backward)
+    forward = (Rowwise.of(rms_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(rms_norm_backward, kept=("...",), reduced=("N",)),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "offset_": self.attrs["offset"], "c2": (1.0 + self.attrs["offset"])}

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .kernels import lanes
-from .math import INTERPRETED
+from .math import INTERPRETED, divide
 
 
 @triton.jit
@@ -61,6 +61,13 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
     return r[None, :], r[None, :] < n_reduced
 
 
+@triton.jit
+def take(row, index, stride, size, mask, COMPUTE: tl.constexpr):
+    """The element of a row at an index; NaN where the index is out of range, so that no neighbour's row is read."""
+    there = mask & (index >= 0) & (index < size)
+    return tl.load(row + index * stride, mask=there, other=float("nan")).to(COMPUTE)
+
+
 # ---------------------------------------------------------------------------------------------- ends of reductions
 
 
@@ -68,6 +75,12 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
 def total(acc):
     """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1]."""
     return tl.sum(acc, axis=1, keep_dims=True)
+
+
+@triton.jit
+def mean(acc, n_reduced):
+    """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1], rounded once: of equal elements it is that element, if their sum is exact."""
+    return divide(total(acc), tl.full([1, 1], n_reduced, acc.dtype))
 
 
 @triton.jit

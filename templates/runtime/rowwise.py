@@ -1,0 +1,279 @@
+"""The row stage: a kernel that reduces along one set of axes, or whose values are rows along it.
+
+The axes split into kept ones, a row each, and reduced ones. Both are merged as memory allows; a program has whole rows, unless
+rows are few and long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import layout
+from .elementwise import Split, add_up, split_space, stored_in_half, triton_dtype
+from .layout import Axis, Operand, Space
+from .plan import Call, Kernel, Launch, Meta, Stage, Tensor, TooManyDims, cdiv
+
+TILE = 8192
+"""Elements of a tile at most: what a row may have to be read once."""
+CHUNK = 4096
+"""Elements of a step where a row is longer."""
+SHARE = 16384
+"""Elements of a program's share at least, where few rows are shared by several programs."""
+PROGRAMS = 1024
+"""Programs that fill a device: below that rows are shared."""
+
+
+@dataclass(frozen=True)
+class Rowwise(Stage):
+    """Rows along `reduced`, one for each element of the `kept` axes."""
+
+    kept: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
+    finish: Kernel | None = None
+    """The second kernel where several programs share a row."""
+
+    @staticmethod
+    def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None,
+           when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, None if finish is None else Kernel.of(finish))
+
+    def plan(self, call: Call) -> None:
+        """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
+        bound = call.bound()
+        extents = call.extents(bound)
+        extents = {a: n for a, n in extents.items() if a[0] in (*self.kept, *self.reduced)}
+        bound = {n: layout.stretched(o, extents) for n, o in bound.items()}
+        read = [o for n, o in bound.items() if n in self.names] + self._indices(extents)
+        space = self._space(call, extents, read, list(bound.values()))
+        names = [n for n in call.wanted if n in self.names and n not in call.given]
+        for name in names:
+            tensor = call.declared[name]
+            meta = call.op.allocated(tensor, call.wanted[name], extents, self._within(space, tensor, extents))
+            call.allocated(name, meta)
+        if not call.backward:
+            self._refuse_empty(call, extents)
+        if space.count == 0 and call.backward:
+            call.zeros += [n for n in names if math.prod(call.outputs[n].shape)]
+        elif any(math.prod(self._meta(call, n).shape) for n in self._written(call)):
+            self._launches(call, space)
+
+    @staticmethod
+    def _meta(call: Call, name: str) -> Meta:
+        meta = call.given[name]
+        assert isinstance(meta, Meta)
+        return meta
+
+    def _written(self, call: Call) -> list[str]:
+        """What is written, buffers among it."""
+        given = [n for n in call.op.updates if isinstance(call.given.get(n), Meta)]
+        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given]
+
+    def _launches(self, call: Call, space: Space) -> None:
+        whole = call.bound()
+        extents = call.extents(whole)
+        bound = {n: o for n, o in whole.items() if n in self.names} | {o.name: o for o in self._indices(extents)}
+        taken = self.kernel.abi.names
+        partial = [n for n in call.outputs if f"{n}_part_ptr" in taken and f"{n}_ptr" not in taken]
+        launch = self._launch(call, bound, space, partial, {a[0]: n for a, n in extents.items()})
+        if partial:
+            n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
+            call.scratch |= {f"{n}_part": Meta(call.compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
+            call.launches.append(launch)
+            call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
+        elif self.finish is not None and self._sums(call) and (shares := self._shares(launch)) > 1:
+            self._shared(call, self.finish, launch, shares)
+        else:
+            call.launches.append(self._spread(launch))
+
+    def _sums(self, call: Call) -> bool:
+        """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
+        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
+
+    def _spread(self, launch: Launch) -> Launch:
+        """Without a reduction programs may share the elements of a row as they are."""
+        names = launch.kernel.abi.names
+        if "span" not in names or any(n.endswith("_part_ptr") for n in names):
+            return launch
+        values = launch.values
+        span = cdiv(cdiv(values["n_reduced"], self._shares(launch)), values["BLOCK_R"]) * values["BLOCK_R"]
+        parts = max(1, cdiv(values["n_reduced"], max(span, 1))) if values["LOOP"] else 1
+        return replace(launch, grid=(launch.grid[0], parts, 1), values={**values, "span": span})
+
+    @staticmethod
+    def _shares(launch: Launch) -> int:
+        """How many programs share a row: rows are few, and long."""
+        values = launch.values
+        if not values["LOOP"]:
+            return 1
+        return max(1, min(cdiv(PROGRAMS, launch.grid[0]), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535))
+
+    def _shared(self, call: Call, finish: Kernel, launch: Launch, shares: int) -> None:
+        """Two launches: each program reduces its share of a row, then one program adds up what they have."""
+        values = launch.values
+        n_kept, block_r = values["n_kept"], values["BLOCK_R"]
+        span = cdiv(cdiv(values["n_reduced"], shares), block_r) * block_r
+        parts = cdiv(values["n_reduced"], span)
+        scratch = {
+            p.name[:-4]: Meta(self._part_dtype(call), (parts, n_kept), (n_kept, 1))
+            for p in finish.abi.params
+            if p.name.endswith("_part_ptr")
+        }
+        pointers = {**launch.pointers, **{f"{n}_ptr": n for n in scratch}}
+        first = replace(launch, grid=(launch.grid[0], parts, 1), pointers=pointers, values={**values, "span": span})
+        block = min(1024, 1 << (parts - 1).bit_length())
+        block_k = max(1, min(1024 // block, 1 << (n_kept - 1).bit_length()))
+        own = {n: v for n, v in values.items() if n not in ("reduced_sizes", "span")}
+        own |= {"n_parts": parts, "BLOCK_R": block, "BLOCK_K": block_k, "RAGGED": True}
+        second = Launch(
+            finish, (cdiv(n_kept, block_k), 1, 1), {p: n for p, n in pointers.items() if p in finish.abi.names}, own
+        )
+        call.scratch |= scratch
+        call.launches += [first, second]
+
+    def _part_dtype(self, call: Call) -> str:
+        """What a program keeps of a reduction: truths, counts, or values."""
+        kinds = {t.dtype for t in call.op.outputs}
+        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else call.compute
+
+    # -------------------------------------------------------------------------------- spaces
+
+    def _refuse_empty(self, call: Call, extents: Mapping[Axis, int]) -> None:
+        """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
+        single = any(set(self.reduced).isdisjoint(layout.names(t.dims)) for t in call.op.outputs)
+        if single and call.op.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+            raise IndexError(
+                f"{call.op.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
+            )
+
+    def _indices(self, extents: Mapping[Axis, int]) -> list[Operand]:
+        """For each axis or pack whose coordinate the kernel asks for, an operand whose offset is that coordinate."""
+        out = []
+        for param in self.kernel.abi.params:
+            if param.name.endswith("_index_strides"):
+                axis = param.name.removesuffix("_index_strides")
+                own = sorted((a for a in extents if a[0] == axis), key=lambda a: a[1])
+                strides, step = {}, 1
+                for a in reversed(own):
+                    strides[a], step = step, step * extents[a]
+                out.append(Operand(f"{axis}_index", {a: extents[a] for a in own}, strides))
+        return out
+
+    def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
+        return frozenset(a for a in axes if a[0] in self.reduced)
+
+    def _space(
+        self, call: Call, extents: Mapping[Axis, int], operands: Sequence[Operand], others: Sequence[Operand]
+    ) -> Space:
+        """In the order of the operands that have the axes of a row; where none has, of the `others` that have."""
+        axes = call.op.axes(extents)
+        pattern = self._pattern(axes)
+        whole = next(
+            (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
+            list(operands),
+        )
+        ordered = layout.iterate(axes, extents, whole, (pattern,))
+        return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
+
+    def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
+        """The part of the space that a tensor has, in the same order."""
+        own = layout.names(tensor.dims)
+        order = tuple(a for a in space.order if a[0] in own)
+        return Space(order, {a: extents[a] for a in order}, (), ())
+
+    # -------------------------------------------------------------------------------- launches
+
+    def _launch(self, call: Call, bound: Mapping[str, Operand], space: Space, partial: Sequence[str],
+                sizes_of: Mapping[str, int]) -> Launch:  # fmt: skip
+        axes = {a for a in space.order if space.extents[a] != 1}
+        pattern = self._pattern(list(axes))
+        split = split_space(space, pattern)
+        tile = Tile.of(split, bool(partial), call.multiprocessors)
+        values: dict[str, Any] = {
+            **call.op.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
+            "span": tile.span if partial else split.n_reduced, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
+            "HALF": stored_in_half(call),
+        }  # fmt: skip
+        groups = {
+            "kept": [g for g in space.dims if g[0] not in pattern],
+            "reduced": [g for g in space.dims if g[0] in pattern],
+        }
+        sizes = {"kept": [n for n, _ in split.kept], "reduced": [n for n, _ in split.reduced]}
+        reach = max(split.n_kept + tile.block_k, split.n_reduced + tile.block_r, tile.parts * split.n_reduced)
+        for param in self.kernel.abi.params:
+            for part in ("kept", "reduced"):
+                if param.name.endswith(f"_{part}_strides"):
+                    operand = bound.get(param.name.removesuffix(f"_{part}_strides"))
+                    steps = [] if operand is None else [operand.strides.get(g[-1], 0) for g in groups[part]]
+                    values[param.name] = strides = self._strides(call, steps, sizes[part])
+                    if strides is not None:
+                        values[f"{part}_sizes"] = layout.divisors(sizes[part])
+            if param.name.startswith("size_"):
+                values[param.name] = sizes_of[param.name[5:]]
+            elif param.name.endswith("_index_strides"):
+                side = "reduced" if param.name.removesuffix("_index_strides") in self.reduced else "kept"
+                steps = [bound[param.name[:-8]].strides.get(g[-1], 0) for g in groups[side]]
+                values[param.name] = strides = self._strides(call, steps, sizes[side])
+                if strides is not None:
+                    values[f"{side}_sizes"] = layout.divisors(sizes[side])
+            elif "_stride_" in param.name:
+                tensor, _, axis = param.name.partition("_stride_")
+                values[param.name] = bound[tensor].strides[(axis, 0)] if tensor in bound else 0
+            if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
+                reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
+        values["WIDE"] = reach + tile.block_r >= 2**31
+        there = {*bound, *(f"{n}_part" for n in partial)}
+        pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
+        programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
+        return Launch(self.kernel, (programs, 1, 1), pointers, values, tile.warps)
+
+    def _strides(self, call: Call, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
+        """Strides over merged dims; None where they are those of the linear index itself. Without dims nothing is added to an
+        address: the compiler sees that it stays aligned."""
+        if not sizes:
+            return (0,) * layout.RANK
+        linear, step = [], 1
+        for size in reversed(sizes):
+            linear.insert(0, step)
+            step *= size
+        if steps == linear:
+            return None
+        if len(steps) > layout.RANK:
+            raise TooManyDims(f"{call.op.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
+        return tuple((*steps, 0, 0, 0, 0)[: layout.RANK])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of a program, and its share where gradients are summed over the rows."""
+
+    block_k: int
+    block_r: int
+    loop: bool
+    """Whether a row is longer than the tile."""
+    warps: int
+    span: int
+    """Rows of a program."""
+    parts: int
+    """Programs."""
+
+    @staticmethod
+    def of(split: Split, partial: bool, multiprocessors: int) -> Tile:
+        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side."""
+        width = max(1, split.n_reduced)
+        padded = 1 << (width - 1).bit_length()
+        if split.inner_kept and split.n_kept > 1:
+            block_k = min(64, 1 << (split.n_kept - 1).bit_length())
+            block_r = min(padded, max(1, TILE // 4 // block_k))
+        else:
+            block_r = padded if padded <= TILE else CHUNK
+            block_k = max(1, min(2048 // block_r, 1 << (max(split.n_kept, 1) - 1).bit_length()))
+        loop = split.n_reduced > block_r or split.n_reduced == 0
+        warps = min(16, max(4, block_k * block_r // 1024))
+        rows = cdiv(split.n_kept, block_k)
+        parts = max(1, min(rows, 2 * multiprocessors)) if partial else rows
+        span = cdiv(rows, parts) * block_k
+        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1)
