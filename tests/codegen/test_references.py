@@ -76,7 +76,9 @@ class Point:
     def value(self, node: Any, tensor: Tensor) -> torch.Tensor:
         """A node of the graph as the caller sees it."""
         array = full(evaluate([node], self.env)[node.serial], tensor.axes, self.env)
-        return passed(tensor, np.broadcast_to(array, np.broadcast_shapes(array.shape, self.env.shape(tensor.axes))), self.env)
+        return passed(
+            tensor, np.broadcast_to(array, np.broadcast_shapes(array.shape, self.env.shape(tensor.axes))), self.env
+        )
 
     def reference(self, wanted: tuple[str, ...] = ()) -> list[torch.Tensor]:
         leaves = {name: self.given[name].detach().requires_grad_() for name in wanted}
@@ -132,7 +134,12 @@ class Point:
 def same(what: str, mine: torch.Tensor, want: torch.Tensor) -> None:
     assert tuple(mine.shape) == tuple(want.shape), f"{what}: {tuple(mine.shape)} for {tuple(want.shape)}"
     torch.testing.assert_close(
-        mine.to(torch.float64), want.detach().to(torch.float64), rtol=1e-9, atol=1e-12, equal_nan=True, msg=lambda m: f"{what}\n{m}"
+        mine.to(torch.float64),
+        want.detach().to(torch.float64),
+        rtol=1e-9,
+        atol=1e-12,
+        equal_nan=True,
+        msg=lambda m: f"{what}\n{m}",
     )
 
 
