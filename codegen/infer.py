@@ -153,11 +153,12 @@ class _Inference:
         let, gradients = self._backward()
         sizes = [(s.axis, n) for s in self.op.sizes if (n := self._guarded(s.expr, f"size {s.axis}")) is not None]
         requires = [(r.text, n) for r in self.op.requires if (n := self._guarded(r.expr, "requires")) is not None]
+        conditions = list(self._conditions())
         if len(self.report.errors) > before:
             return None
         graph = Graph(
             self.builder, self.tensors, tuple(forward), tuple(outputs), tuple(updates), tuple(update_let), tuple(let),
-            tuple(gradients), tuple(sizes), tuple(requires), tuple(self._conditions()),
+            tuple(gradients), tuple(sizes), tuple(requires), tuple(conditions),
         )  # fmt: skip
         graph = _folded(graph)
         check(graph)
@@ -182,7 +183,9 @@ class _Inference:
     def _conditions(self) -> Iterator[tuple[Node, bool]]:
         for atom in atoms(self.op, Report()):
             if atom.kind == "condition" and atom.expr is not None:
-                yield self.value(atom.expr), bool(self.variant[atom.key])
+                node = self._guarded(atom.expr, "condition")
+                if node is not None:
+                    yield node, bool(self.variant[atom.key])
 
     # -------------------------------------------------------------------------------- declarations
 
