@@ -26,7 +26,7 @@ from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, sp
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import Axes, Dim, TensorDecl
-from codegen.stages import NoStage, Stage
+from codegen.stages import Stage, telling
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
@@ -396,9 +396,7 @@ class Lowering:
                 return self.names[atom.name], f'self.attrs["{atom.name}"]'
             case "attr":
                 return self._unique(f"HAS_{atom.name.upper()}", atom), f'self.attrs["{atom.name}"] is not None'
-        asked = [a for a in self.atoms if a.kind == "condition"]
-        node = self.plan.graphs[0][1].conditions[asked.index(atom)][0]
-        return self._unique(condition_name(atom.key), atom), python(node)
+        return self._unique(condition_name(atom.key), atom), host_condition(self.plan, atom)
 
     def _unique(self, name: str, atom: Atom) -> str:
         """The name of a choice: another one where two questions would be spelled alike."""
@@ -423,7 +421,7 @@ class Lowering:
                     place += 1
         keys.sort(key=self._place)
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
-        _share_stores(texts, self.names)
+        _share_stores(texts, self.names, {x for n in self.plan.gradients for x in (n, f"d{n}")})
         universe = list(per_variant)
         blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
         for key in keys:
@@ -587,19 +585,12 @@ class Lowering:
 
     def _telling(self, every: Sequence[Variant], part: Sequence[Variant], what: str) -> When:
         out = []
-        for atom in self.atoms:
-            if atom.kind in ("tensor", "cotangent", "number"):
-                continue
-            values = [x for x in atom.values if any(v[atom.key] == x for v in part)]
-            if len(values) < len({v[atom.key] for v in every}):
-                name, expression = self._choice(atom)
-                if atom.kind != "enum":
-                    self.choices[name] = expression
-                out.append((name, tuple(f'"{x}"' if atom.kind == "enum" else str(x) for x in values), atom.key, values))
-        chosen = [v for v in every if all(v[key] in values for _, _, key, values in out)]
-        if len(chosen) != len(part):
-            raise NoStage(f"{what} is there under choices that no one value of each tells apart")
-        return tuple((name, values) for name, values, _, _ in out)
+        for atom, values in telling(self.atoms, every, part, what):
+            name, expression = self._choice(atom)
+            if atom.kind != "enum":
+                self.choices[name] = expression
+            out.append((name, tuple(f'"{x}"' if atom.kind == "enum" else str(x) for x in values)))
+        return tuple(out)
 
     def updates(self) -> tuple[tuple[str, When], ...]:
         """The buffers that are written, each with the choices under which it is."""
@@ -624,8 +615,6 @@ class Lowering:
             if axes == first_axes(decl):
                 continue
             told = self._telling([v for v, _ in self.plan.graphs], part, f"the shape of `{decl.name}`")
-            if len(told) != 1:
-                raise NoStage(f"the shape of `{decl.name}` depends on several choices")
             out.append((told[0][0], told[0][1], dims))
         return tuple(out)
 
@@ -836,7 +825,9 @@ class Lowering:
         return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude), "sums")
 
 
-def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], own: Mapping[str, str]) -> None:
+def _share_stores(
+    texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], own: Mapping[str, str], gradients: Collection[str]
+) -> None:
     """The gradient of an absent tensor is stored nowhere (its pointer is None), so its statements may stand in every
     variant: where there is one text, and what it reads has a value everywhere, they need no test of their own."""
     defined = {
@@ -844,7 +835,9 @@ def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], 
         for v, items in texts.items()
     }
     somewhere, everywhere = set().union(*defined.values()), set.intersection(*defined.values())
-    for key in {k for items in texts.values() for k in items if k[0] in ("grad", "store") and len(k) == 2}:
+    for key in {
+        k for items in texts.values() for k in items if k[0] in ("grad", "store") and k[1:] and k[1] in gradients
+    }:
         found = {items[key] for items in texts.values() if key in items}
         names = {n for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)}
         if len(found) == 1 and not (names & somewhere) - everywhere:
@@ -864,7 +857,7 @@ def _step(name: str, axis: str, k: int) -> str:
 
 def loaded(address: str, kind: str, dtype: str, mask: str = "mask") -> str:
     """A load, in the dtype that a kernel computes with."""
-    load = f"tl.load({address}, mask={mask})"
+    load = f"tl.load({address}, mask={mask})" if mask else f"tl.load({address})"
     if kind == "bool":
         return f"{load}.to(tl.int1)"
     return load if kind == "int" and dtype != "number" else f"{load}.to(COMPUTE)"
@@ -879,6 +872,8 @@ def python(node: Node) -> str:
     if node.op == "const":
         value = node.params[0]
         return number(value) if not isinstance(value, float) or np.isfinite(value) else f'float("{number(value)}")'
+    if node.op == "size":
+        return f"size({', '.join(repr(a) for a in node.params)})"
     if node.op == "attr":
         item = "" if node.params[2] is None else f"[{node.params[2]}]"
         return f'self.attrs["{node.params[0]}"]{item}'
@@ -908,6 +903,17 @@ def condition_name(text: str) -> str:
         text = text.replace(sign, f" {word} " if sign != "." else word)
     name = re.sub(r"\W+", "_", text).strip("_").upper()
     return f"WHEN_{name}" if name[:1].isdigit() else name
+
+
+def host_condition(plan: OpPlan, atom: Atom) -> str:
+    """What a choice is, as Python over `self.attrs`."""
+    match atom.kind:
+        case "enum" | "flag":
+            return f'self.attrs["{atom.name}"]'
+        case "attr":
+            return f'(self.attrs["{atom.name}"] is not None)'
+    asked = [a for a in plan.atoms if a.kind == "condition"]
+    return python(plan.graphs[0][1].conditions[asked.index(atom)][0])
 
 
 def first_axes(decl: TensorDecl) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
-from codegen.ir import ATOM, Bound, Graph, Node, walk
+from codegen.ir import ATOM, Bound, Graph, Node, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
 from codegen.schedule import OpPlan
-from codegen.stages import NoStage, Part, Stage, Store
+from codegen.stages import Part, Stage, Store
 
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
 
@@ -122,7 +122,18 @@ class _Rows:
         self.parts: dict[str, str] = {}
         self.extra: dict[str, None] = {}
         """Parameters that indexing along an axis asks for."""
+        self.rowed: set[str] = set()
+        """Tensors whose row begins at a name of its own."""
+        self.mixed = self._mixed()
+        """Statements that are a reduction in one variant and more in another: the reduction has a name of its own."""
         self._round()
+
+    def _mixed(self) -> set[str]:
+        found: dict[str, set[bool]] = {}
+        for part in self.stage.parts:
+            for node, name in self._owners(part):
+                found.setdefault(name, set()).add(node.op == "reduce")
+        return {name for name, kinds in found.items() if len(kinds) == 2}
 
     def _round(self) -> None:
         """Quotients of one value a row are IEEE's: one costs nothing beside the row, and what is taken off each element, or divides
@@ -181,8 +192,6 @@ class _Rows:
         return " * ".join(words) or "1"
 
     def _extent(self, axis: str) -> str:
-        if not axis.isidentifier():
-            raise NoStage(f"`size` of `{axis}` among others that a kernel has no count of")
         self.extra[f"size_{axis}: tl.int64"] = None
         return f"size_{axis}"
 
@@ -200,16 +209,13 @@ class _Rows:
     def taken(self, node: Node, printer: Printer) -> str:
         """One element along an axis of a tensor, by an index that a tensor gives or that is computed."""
         source, index = node.args[0], node.args[1]
-        if source.op != "read" or len(node.params[0]) != 1 or node.params[1] or node.kind != "float":
-            raise NoStage("`at` of what is no float tensor of the caller, by several axes, or with `fill`")
         axis, name = node.params[0][0], source.params[0]
         self.extra |= {f"{name}_stride_{axis}: tl.int64": None, f"size_{axis}: tl.int64": None}
         axes = source.axes - {axis}
         index_text = printer.text(index)
         mask = self._mask(node.axes)
-        return (
-            f"rows.take({self._address(name, axes)}, {index_text}, {name}_stride_{axis}, size_{axis}, {mask}, COMPUTE)"
-        )
+        row = f"{name}_row" if name in self.rowed and not axes & self.reduced else self._address(name, axes)
+        return f"rows.take({row}, {index_text}, {name}_stride_{axis}, size_{axis}, {mask}, COMPUTE)"
 
     def axes_of(self, name: str) -> frozenset[str]:
         """The axes of a tensor in any variant."""
@@ -235,11 +241,12 @@ class _Rows:
         words = [f"{name}_ptr"]
         words += [f"offset(k, k_at, {name}_kept_strides)"] if axes & self.kept else []
         words += [f"offset(r, r_at, {name}_reduced_strides)"] if axes & self.reduced else []
+        words += ["k"] if not axes and not self.kept else []  # the only row
         return " + ".join(words)
 
     def _mask(self, axes: frozenset[str]) -> str:
         kept, reduced = axes & self.kept, axes & self.reduced
-        return "mask" if kept and reduced else "within" if reduced else "exists"
+        return "mask" if kept and reduced else "within" if reduced else "exists" if axes or not self.kept else ""
 
     # -------------------------------------------------------------------------------- kernels
 
@@ -355,7 +362,7 @@ class _Rows:
             if node.op != "at" or node.serial in named:
                 continue
             place = next((i for i, b in enumerate(out) if any(n is node for n in walk([b.node]))), len(out))
-            name = self.owner.fresh(f"{self._name(node.args[0].params[0])}_at")
+            name = self._taken_name(node)
             before = (
                 self.owner.order.get(out[place].name, len(self.owner.order))
                 if place < len(out)
@@ -365,6 +372,13 @@ class _Rows:
             self.owner.names.setdefault(name, name)
             out.insert(place, Bound(name, node, Span("", 0, 0, 0)))
         return out
+
+    def _taken_name(self, node: Node) -> str:
+        """The name of an element that is taken inside a formula; variants share it."""
+        key = (spell(node), "at", 0)
+        if key not in self.temps:
+            self.temps[key] = self.owner.fresh(f"{self._name(node.args[0].params[0])}_at")
+        return self.temps[key]
 
     @staticmethod
     def _below(roots: Iterable[Node], named: Collection[int]) -> Iterable[Node]:
@@ -398,6 +412,7 @@ class _Rows:
     def _head(self, out: _Sections, graph: Graph, live: list[Node], reads: Sequence[str]) -> None:
         """Where a row begins in each tensor, and loads of what has one value a row."""
         whole = self._whole_reads(live)
+        self.rowed = set()
         for name in reads:
             tensor = graph.tensors.get(name)
             if tensor is None or name not in whole:
@@ -405,6 +420,7 @@ class _Rows:
             axes = frozenset(tensor.axes)
             if axes & self.reduced and axes & self.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
+                self.rowed.add(name)
                 out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
             elif not axes & self.reduced:
                 text = f"{self._name(name)} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
@@ -469,7 +485,7 @@ class _Rows:
             self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
                 self.owner.use(f"math.{node.params[0]}imum")
-            out.add("start", number, [Item(("start", name), (start,))])
+            out.add("start", number, [Item(("start", name), tuple(start.split("\n")))])
             out.add("loop", number, [Item(("acc", name), (step,))])
             finished.append((node, name, finish))
         printer.names = before
@@ -480,19 +496,26 @@ class _Rows:
     def _reduction_name(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
                         given: set[int]) -> str:  # fmt: skip
         """A reduction's name: its statement's, or made of the word and the statement it stands in first. Variants share it."""
+        stated_as = next((name for n, name in owners if n is node), None)
+        if stated_as is not None and stated_as not in self.mixed:
+            return stated_as
         owner = next(((n, name) for n, name in owners if any(part is node for part in self._below([n], known))), None)
         assert owner is not None
         if owner[0] is node:
-            return owner[1]
-        word = {"sum": "total", "max": "top", "min": "bottom", "prod": "product"}.get(node.params[0], node.params[0])
+            return self._temp(owner[1], node.params[0], 0)
         stated = {n.serial for n, _ in owners} | given
         alike = [
-            n for n in self._below([owner[0]], given)
+            n for n in self._below([owner[0]], stated - {owner[0].serial})
             if n.op == "reduce" and n.params[0] == node.params[0] and n.serial not in stated
         ]  # fmt: skip
-        key = (owner[1], word, next(i for i, n in enumerate(alike) if n is node))
+        return self._temp(owner[1], node.params[0], next(i for i, n in enumerate(alike) if n is node))
+
+    def _temp(self, owner: str, reduction: str, number: int) -> str:
+        """The name of a reduction that is part of a statement."""
+        word = {"sum": "total", "max": "top", "min": "bottom", "prod": "product"}.get(reduction, reduction)
+        key = (owner, word, number)
         if key not in self.temps:
-            name = safe(f"{owner[1]}_{word}" if key[2] == 0 else f"{owner[1]}_{word}{key[2] + 1}")
+            name = safe(f"{owner}_{word}" if number == 0 else f"{owner}_{word}{number + 1}")
             taken = {*self.temps.values(), *self.owner.names.values(), *self.owner.grads.values()}
             while name in taken:
                 name += "_"
@@ -574,6 +597,12 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)",
             f"{acc} = {acc} | (mask & ~{truth})",
             f"{name} = ~rows.holds({acc})",
+        )
+    if word == "logsumexp":
+        return (
+            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = tl.zeros([BLOCK_K, 1], COMPUTE)',
+            f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, mask)",
+            f"{name} = rows.logarithm({name}_top, {acc})",
         )
     neutral = _NEUTRAL[word]
     taken = f"tl.where(mask, {value}, {neutral})"

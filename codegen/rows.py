@@ -1,8 +1,8 @@
 """Rows: reductions in terms of the few that a kernel does itself.
 
-Takes typed graphs, returns them with `var`, `logsumexp` and the like written out.
+Takes typed graphs, returns them with `var` and the like written out.
 
-    logsumexp(x, N)  ->  log(sum(exp(x - top), N)) + top, top = max(x, N)
+    var(x, N)  ->  sum(off * off, N) / maximum(size(N) - correction, 0), off = x - mean(x, N)
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from codegen.ir import Bound, Builder, Graph, Node, Target, spell, walk
+from codegen.primitives import TABLE
 from codegen.rewrite import rebuild
 from codegen.stages import NoStage
 
-REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "logsumexp")
 """Those that a kernel does itself; the others are written in terms of them."""
 
 
@@ -32,8 +33,7 @@ def expanded(graphs: Iterable[Graph]) -> tuple[Graph, ...]:
 
 
 def _expanded(graph: Graph, summed: Collection[tuple[str, tuple[str, ...]]]) -> Graph:
-    """`var` and `logsumexp` written out: two passes, for a sum of squares less a square loses all digits, and a maximum that is
-    taken off before anything is raised."""
+    """`var` written out: two passes, for a sum of squares less a square loses all digits."""
     b = graph.builder
     statements = (*graph.bindings, *graph.update_let, *graph.let)
 
@@ -57,19 +57,28 @@ def _expanded(graph: Graph, summed: Collection[tuple[str, tuple[str, ...]]]) -> 
 
 
 def _written_out(b: Builder, node: Node) -> Node | None:
+    if node.op == "at" and len(node.params[0]) == 1:
+        return _taken(b, node.args[0], node.params[0][0], node.args[1], node.args[2:])
     if node.op == "add_at" and not node.params[0] and len(node.params[1]) == 1:
         return b.op("where", b.op("eq", b.index(node.params[1][0]), node.args[1]), node.args[0], 0)
     if node.op != "reduce" or node.params[0] in REDUCTIONS:
         return None
     name, axes = node.params
     x = node.args[0]
-    if name == "logsumexp":
-        top = b.reduce("max", x, axes)
-        shift = b.op("where", b.op("isinf", top), 0.0, top)  # an infinity less itself would be NaN
-        return b.op("add", b.op("log", b.reduce("sum", b.op("exp", b.op("sub", x, shift)), axes)), shift)
     if name == "var":
         off = b.op("sub", x, b.reduce("mean", x, axes))
         total = b.reduce("sum", b.op("mul", off, off), axes)
         free = b.op("sub", b.size(axes), node.args[1])
         return b.op("div", total, b.op("maximum", free, 0))
     raise NoStage(f"`{name}` has no kernel yet")
+
+
+def _taken(b: Builder, x: Node, axis: str, index: Node, fill: tuple[Node, ...]) -> Node:
+    """One element along an axis: of a formula, the formula of one element of each of its tensors."""
+    if axis not in x.axes:
+        return x
+    if x.op == "const":
+        return b.const(x.params[0], x.axes - {axis}, x.params[2])
+    if x.op in TABLE and not fill:
+        return b.node(x.op, [_taken(b, a, axis, index, ()) for a in x.args], x.params)
+    return b.at(x, {axis: index}, fill[0] if fill else None)

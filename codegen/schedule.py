@@ -19,8 +19,8 @@ from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
-from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, stored_tensor
-from codegen.variants import Variant
+from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, stored_tensor, telling
+from codegen.variants import Atom, Variant, atoms
 from codegen.verify import Verdict
 
 _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
@@ -46,6 +46,11 @@ class OpPlan:
     """Axes of fixed extent, read and written part by part."""
     needs_elements: bool = False
     """Whether a reduction has no identity: there must be something to reduce."""
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """The questions that the op's choices answer."""
+        return atoms(self.op, Report())
 
     @property
     def schedule(self) -> str:
@@ -145,7 +150,18 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         *(a.name for a in op.attrs),
     }
     targets = [
-        (v, g, [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved))])
+        (
+            v,
+            g,
+            [
+                *_outputs(g),
+                *(
+                    Store(n, node, node.axes, node.kind)
+                    for n, node in _kept(g, saved)
+                    if n in {r.name for r in residuals(op, g)}
+                ),
+            ],
+        )
         for v, g in graphs
     ]
     forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
@@ -170,13 +186,17 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         )
         backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped)
         handed |= more
+    asked = atoms(op, Report())
     for stage in (*forward, *backward):
         _check_rows(stage)
+        every = [v for v, g in graphs if stage.suffix.startswith("forward") or g.gradients]
+        telling(asked, every, [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
+    _check_choices(op, graphs, asked)
     reads = {n for s in backward for n in s.reads}
     cotangents = {f"d{o.name}" for o in op.outputs}
-    residuals = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
+    again = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
-        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residuals, tuple(saved.values()),
+        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, again, tuple(saved.values()),
         tuple(t for n, t in handed.items() if n not in saved), needs_elements=_needs_elements(original),
     )  # fmt: skip
 
@@ -249,8 +269,44 @@ def _check_rows(stage: Stage) -> None:
             if store.partial and store.axes != stage.reduced:
                 raise _NoSchedule(f"the gradient of `{store.gradient}` is summed over part of the rows")
             for node in walk([store.node]):
+                if node.op == "at" and not _takeable(node):
+                    raise _NoSchedule(
+                        "`at` of what is no float tensor of the caller, by several axes, or with a `fill` that is not NaN"
+                    )
+                if node.op == "size" and not all(
+                    a.isidentifier() or a in _beside(stage, node.params) for a in node.params
+                ):
+                    raise _NoSchedule(f"`size({', '.join(node.params)})` has no parameter")
                 if node.op in ("dot", "scan", "add_at", "stack", "uniform", "sum_to"):
                     raise _NoSchedule(f"`{node.params[0] if node.op == 'scan' else node.op}` in rows has no kernel yet")
+
+
+def _takeable(node: Node) -> bool:
+    """Whether one element of a tensor is taken: where its index is out of range there is NaN."""
+    fill = node.args[2:]
+    nan = all(f.op == "const" and f.params[0] != f.params[0] for f in fill)
+    return node.args[0].op == "read" and len(node.params[0]) == 1 and nan and node.kind == "float"
+
+
+def _beside(stage: Stage, axes: Sequence[str]) -> frozenset[str]:
+    """Those of the axes that a kernel has the number of together."""
+    return frozenset[str]().union(*(part for part in (stage.kept, stage.reduced) if part <= frozenset(axes)))
+
+
+def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: Sequence[Atom]) -> None:
+    """What depends on choices must depend on single ones."""
+    for decl in op.outputs:
+        shapes: dict[tuple[str, ...], list[Variant]] = {}
+        for variant, graph in graphs:
+            shapes.setdefault(graph.tensors[decl.name].axes, []).append(variant)
+        for part in list(shapes.values())[1:]:
+            if len(telling(asked, [v for v, _ in graphs], part, f"the shape of `{decl.name}`")) != 1:
+                raise _NoSchedule(f"the shape of `{decl.name}` depends on several choices")
+    for decl in op.buffers:
+        there = [v for v, g in graphs if decl.name in g.tensors]
+        writing = [v for v, g in graphs if any(t.name == decl.name and t.node is not None for t in g.updates)]
+        if writing:
+            telling(asked, there, writing, f"the update of `{decl.name}`")
 
 
 def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:

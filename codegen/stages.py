@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from codegen.diagnostics import Span
 from codegen.ir import Bound, Graph, Node, Target, Tensor, spell, walk
 from codegen.spec import PACK, Dim, Factor
-from codegen.variants import Variant
+from codegen.variants import Atom, Value, Variant
 
 
 class NoStage(Exception):
@@ -76,6 +76,22 @@ class Stage:
         return self.kept | self.reduced
 
 
+def telling(
+    atoms: Iterable[Atom], every: Sequence[Variant], part: Sequence[Variant], what: str
+) -> tuple[tuple[Atom, tuple[Value, ...]], ...]:
+    """The choices that tell some variants from all, with their values. Whether a tensor is there is known by itself."""
+    asked = [a for a in atoms if a.kind not in ("tensor", "cotangent", "number")]
+    out = []
+    for atom in asked:
+        values = tuple(x for x in atom.values if any(v[atom.key] == x for v in part))
+        if len(values) < len({v[atom.key] for v in every}):
+            out.append((atom, values))
+    chosen = {tuple(v[a.key] for a in asked) for v in every if all(v[a.key] in values for a, values in out)}
+    if chosen != {tuple(v[a.key] for a in asked) for v in part}:
+        raise NoStage(f"{what} is there under choices that no one value of each tells apart")
+    return tuple(out)
+
+
 @dataclass(frozen=True)
 class _Place:
     """Which stage a value belongs to: how many sets of reduced axes lie below it, and the last of them."""
@@ -124,8 +140,8 @@ def replaced(graph: Graph, known: Mapping[int, Node], tensors: Iterable[Tensor])
 # ---------------------------------------------------------------------------------------------- cutting
 
 
-def places(roots: Iterable[Node]) -> dict[int, _Place]:
-    """The place of every node below the roots, by serial."""
+def places(roots: Iterable[Node], lift: Mapping[frozenset[str], int] | None = None) -> dict[int, _Place]:
+    """The place of every node below the roots, by serial. `lift` has the least level of reductions over a set of axes."""
     out: dict[int, _Place] = {}
     for node in walk(list(roots)):
         below = [out[a.serial] for a in node.args]
@@ -133,7 +149,8 @@ def places(roots: Iterable[Node]) -> dict[int, _Place]:
         sets = {p.axes for p in below if p.level == level and p.axes is not None}
         if node.op in ("reduce", "scan"):
             own = frozenset(node.params[1]) if node.op == "reduce" else frozenset({node.params[1]})
-            out[node.serial] = _Place(level, own) if sets <= {own} else _Place(level + 1, own)
+            level += not sets <= {own}
+            out[node.serial] = _Place(max(level, (lift or {}).get(own, 0)), own)
         elif len(sets) > 1:
             out[node.serial] = _Place(level + 1)
         else:
@@ -161,8 +178,9 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
         exacting: the spelling of the calls that keep full precision.
     """
     main = _main(variants)
-    sums = _sums(variants, main)
-    cuts = [_assign(v, g, stores, main, sums, taken) for v, g, stores in variants]
+    lift = _lift(variants, main)
+    sums = _sums(variants, main, lift)
+    cuts = [_assign(v, g, stores, main, lift, sums, taken) for v, g, stores in variants]
     stages = sorted(
         {p for c in cuts for p in c.stores}, key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()))
     )
@@ -177,7 +195,7 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
             own = one.stores[place]
             exact |= {spell(new[n.serial]) for n in walk([s.node for s in own]) if spell(n) in exacting}
             parts.append(Part(one.variant, graph, tuple(replace(s, node=new[s.node.serial]) for s in own)))
-        name = suffix if not out else f"{suffix}{len(out) + 1}"
+        name = suffix if not out else f"{suffix}_{parts[0].stores[0].name}"
         out.append(_stage(name, place, parts, [*order, *handed], exact))
     return tuple(out), handed
 
@@ -207,13 +225,27 @@ def _main(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]]) -> dict[in
     return out
 
 
-def _sums(
+def _lift(
     variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], main: Mapping[int, frozenset[str]]
+) -> dict[frozenset[str], int]:
+    """The last level that a set of axes is reduced at: what could be reduced over it before waits, and shares a kernel."""
+    found = [p for _, _, stores in variants for p in places(s.node for s in stores).values() if p.axes is not None]
+    return {
+        p.axes: max(q.level for q in found if q.axes == p.axes)
+        for p in found
+        if p.axes is not None and p.axes != main.get(0)
+    }
+
+
+def _sums(
+    variants: Sequence[tuple[Variant, Graph, Sequence[Store]]],
+    main: Mapping[int, frozenset[str]],
+    lift: Mapping[frozenset[str], int],
 ) -> dict[str, _Place]:
     """What is added up over the rows in any variant, with its stage."""
     out = {}
     for _, _, stores in variants:
-        known = places(s.node for s in stores)
+        known = places((s.node for s in stores), lift)
         for place, store in (_home(s, known, main) for s in stores):
             if store.partial:
                 out[store.name] = place
@@ -221,9 +253,9 @@ def _sums(
 
 
 def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mapping[int, frozenset[str]],
-            sums: Mapping[str, _Place], taken: Collection[str]) -> _Cut:  # fmt: skip
+            lift: Mapping[frozenset[str], int], sums: Mapping[str, _Place], taken: Collection[str]) -> _Cut:  # fmt: skip
     """Each store in its stage; what a stage reads of an earlier one is stored there."""
-    known = places(s.node for s in stores)
+    known = places((s.node for s in stores), lift)
     out: dict[_Place, list[Store]] = {}
     for store in stores:
         if store.name in sums and store.node.op == "const":

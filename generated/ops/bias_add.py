@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def bias_add_backward(
         tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
-class BiasAdd(PointwiseOp):
+class BiasAdd(RuntimeOp):
     """How `bias_add` is launched: its tensors, choices and kernels."""
 
     name = "bias_add"
@@ -67,8 +69,8 @@ class BiasAdd(PointwiseOp):
     outputs = (Tensor("y", "B, C, ..."),)
     residuals = ()
     gradients = ("x", "bias")
-    forward = Kernel.of(bias_add_forward)
-    backward = Kernel.of(bias_add_backward)
+    forward = (Elementwise.of(bias_add_forward),)
+    backward = (Elementwise.of(bias_add_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy", "bias": "dy"}

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def bias_relu_backward(
         tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
-class BiasRelu(PointwiseOp):
+class BiasRelu(RuntimeOp):
     """How `bias_relu` is launched: its tensors, choices and kernels."""
 
     name = "bias_relu"
@@ -75,8 +77,8 @@ class BiasRelu(PointwiseOp):
     residuals = ("x", "bias")
     gradients = ("x", "bias")
     equals = {"bias": "x"}
-    forward = Kernel.of(bias_relu_forward)
-    backward = Kernel.of(bias_relu_backward)
+    forward = (Elementwise.of(bias_relu_forward),)
+    backward = (Elementwise.of(bias_relu_backward),)
 
 
 def bias_relu(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import exp, isinf, log, maximum
+from ..runtime.math import exp
 from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
@@ -24,30 +24,44 @@ if TYPE_CHECKING:
 
 @triton.jit
 def logsumexp_forward(
-    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_part_ptr, kept_sizes, reduced_sizes,
+    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    y_top_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
+    y_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
+    first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
+    for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_top_acc = maximum(y_top_acc, tl.where(mask, x, float("-inf")))
-    y_top = rows.largest(y_top_acc)
-    y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        r_at = coordinates(r, reduced_sizes, RAGGED)
+        y_top, y_acc = rows.exponentials(y_top, y_acc, x, mask)
+    if y_part_ptr is not None:
+        part = tl.program_id(1) * n_kept + k
+        tl.store(y_part_ptr + part, rows.logarithm(y_top, y_acc), mask=exists)
+    else:
+        y = rows.logarithm(y_top, y_acc)
+        tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
+
+
+@triton.jit
+def logsumexp_finish(
+    y_ptr, y_kept_strides, y_part_ptr, kept_sizes, n_kept: tl.int64, n_parts: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
+    k_at = coordinates(k, kept_sizes, True)
+    y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
+    y_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
+    for start in range(0, n_parts, BLOCK_R):
+        r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within
-        x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_total_acc += tl.where(mask, exp(x - tl.where(isinf(y_top), 0.0, y_top), HALF), 0.0)
-    y_total = rows.total(y_total_acc)
-    y = log(y_total, HALF) + tl.where(isinf(y_top), 0.0, y_top)
+        y_top, y_acc = rows.exponentials(y_top, y_acc, tl.load(y_part_ptr + r * n_kept + k, mask=mask), mask)
+    y = rows.logarithm(y_top, y_acc)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -82,7 +96,7 @@ class Logsumexp(RuntimeOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims", "keepdim": "bool"}
-    forward = (Rowwise.of(logsumexp_forward, kept=("...",), reduced=("R",)),)
+    forward = (Rowwise.of(logsumexp_forward, kept=("...",), reduced=("R",), finish=logsumexp_finish),)
     backward = (Rowwise.of(logsumexp_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .kernels import lanes
-from .math import INTERPRETED, divide
+from .math import INTERPRETED, divide, exp, isinf, log, maximum
 
 
 @triton.jit
@@ -116,6 +116,21 @@ def smallest(acc):
         return tl.where(nan > 0, float("nan"), tl.min(acc, axis=1, keep_dims=True))
     else:
         return tl.reduce(acc, 1, _smaller, keep_dims=True)
+
+
+@triton.jit
+def exponentials(top, total, value, mask):
+    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows."""
+    value = tl.where(mask, value, float("-inf"))
+    larger = maximum(top, largest(value))
+    shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
+    return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+
+
+@triton.jit
+def logarithm(top, total):
+    """The logarithm of a sum of exponentials of which the largest was taken out."""
+    return log(total) + tl.where(isinf(top), 0.0, top)
 
 
 @triton.jit

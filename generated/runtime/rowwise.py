@@ -74,10 +74,14 @@ class Rowwise(Stage):
     def _launches(self, call: Call, space: Space) -> None:
         whole = call.bound()
         extents = call.extents(whole)
-        bound = {n: o for n, o in whole.items() if n in self.names} | {o.name: o for o in self._indices(extents)}
+        bound = {n: layout.stretched(o, extents) for n, o in whole.items() if n in self.names} | {
+            o.name: o for o in self._indices(extents)
+        }
         taken = self.kernel.abi.names
         partial = [n for n in call.outputs if f"{n}_part_ptr" in taken and f"{n}_ptr" not in taken]
         launch = self._launch(call, bound, space, partial, {a[0]: n for a, n in extents.items()})
+        if launch.grid[0] == 0:
+            return
         if partial:
             n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
             call.scratch |= {f"{n}_part": Meta(call.compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
@@ -274,6 +278,6 @@ class Tile:
         loop = split.n_reduced > block_r or split.n_reduced == 0
         warps = min(16, max(4, block_k * block_r // 1024))
         rows = cdiv(split.n_kept, block_k)
-        parts = max(1, min(rows, 2 * multiprocessors)) if partial else rows
+        parts = max(1, min(rows, 2 * multiprocessors)) if partial else max(1, rows)
         span = cdiv(rows, parts) * block_k
         return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1)

@@ -12,7 +12,7 @@ launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -96,6 +96,9 @@ class RuntimeOp:
                     f"{self.name}: `{name}` is {value!r:.40}; it takes {_KINDS[kind.partition('*')[0].rstrip('?')]}"
                 )
 
+    def require_sizes(self, size: Callable[..., int]) -> None:
+        """Raises ValueError where extents are not as the spec requires; `size` has the product of the extents of axes and packs."""
+
     def passes(self) -> dict[str, str]:
         """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
         return {}
@@ -112,10 +115,18 @@ class RuntimeOp:
         found = self._plans.get(key)
         if found is None:
             self._check_dtypes(given)
+        if type(self).require_sizes is not RuntimeOp.require_sizes:  # attrs beside the extents are no part of the key
+            self._require_sizes(given)
+        if found is None:
             found = self._remember(key, self._plan_forward(given))
         if found.compute in INTS:
             self._check_integral(found.compute, given)
         return found
+
+    def _require_sizes(self, given: Mapping[str, Given]) -> None:
+        there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
+        extents = self.extents(self.bind(there, given), there)
+        self.require_sizes(lambda *axes: math.prod(n for a, n in extents.items() if a[0] in axes))
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         compute = self.compute_dtype(given)
@@ -157,7 +168,7 @@ class RuntimeOp:
         declared = {
             t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *cotangents, *grads.values(), *self.scratch)
         }
-        known = {n: v for n, v in given.items() if n in declared}
+        known = {n: v for n, v in given.items() if n in declared and n not in wanted}
         scratch = {t.name: self.output_dtype(t, given, compute) for t in self.scratch}
         call = Call(self, known, declared, {**wanted, **scratch}, compute, multiprocessors, True)
         self._run(call, self.backward, list(wanted))
@@ -403,6 +414,8 @@ class RuntimeOp:
             for axis, extent in zip(dim.axes, dim.fixed)
             if extent
         }
+        packs = {d.axes[0] for t in (*self.tensors, *self.outputs) for d in layout.parse_dims(t.dims) if d.pack}
+        known |= {axis: _extents_of(self.attrs[attr])[0] for axis, attr in self.sized.items() if axis not in packs}
         out = {}
         ranks = self._ranks(given)
         for tensor in tensors:
