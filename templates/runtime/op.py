@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from . import layout
 from .abi import ArgVisitor, KernelAbi
 from .layout import Axis, Operand, ShapeError, Space
-from .views import FLOATS, INTS, TensorView, dense_strides, promote
+from .views import FLOATS, INTS, ITEM_SIZES, TensorView, dense_strides, promote
 
 BLOCK = 1024
 WARPS = 4
@@ -725,6 +725,10 @@ class PointwiseOp(RuntimeOp):
         span = cdiv(cdiv(split.n_reduced, parts), block_r) * block_r
         parts = cdiv(split.n_reduced, span)
         stored = [m.dtype for m in grads.values()]
+        warps = WARPS
+        if block_k == 1 and any(t.dtype == "bool" for t in self.tensors if t.name in operands):
+            # Of bytes a thread reads 16 where it has as many elements; what it stores would be exchanged through shared memory first.
+            warps = block_r * max(ITEM_SIZES[dtype] for dtype in stored) // (32 * 16)
         values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
                   "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
                   "RAGGED": space.ragged or (block_k > 1 and not split.inner_kept)}  # fmt: skip
@@ -736,8 +740,9 @@ class PointwiseOp(RuntimeOp):
                 scratch[total] = Meta(compute, (parts, split.n_kept), (split.n_kept, 1))
                 finish.append(name)
             pointers[f"d{name}_sum_ptr"] = total
-        out = [Launch(self.backward, (cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
-        last_k, last_r = (128, 16) if split.n_kept >= 64 else (1, 1024)
+        out = [Launch(self.backward, (cdiv(split.n_kept, block_k), parts, 1), pointers, values, warps)]
+        # Few sums are added up by one program each: in as few steps as can be, for each waits for its loads.
+        last_k, last_r, warps = (128, 16, WARPS) if split.n_kept >= 64 else (1, 8192, 16)
         second = Kernel.of(sum_partials)
         for name in finish:
             settings = {"n_parts": parts, "n_kept": split.n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"],
@@ -748,6 +753,7 @@ class PointwiseOp(RuntimeOp):
                     (cdiv(split.n_kept, last_k), 1, 1),
                     {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"},
                     settings,
+                    warps,
                 )
             )
         return out
