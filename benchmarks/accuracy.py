@@ -44,7 +44,7 @@ BOUNDS = {"f32": 4.0, "f64": 2.0, "half": 0.125}
 
 UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan "
-    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus"
+    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus tanh_gap"
 ).split()
 BINARY = ("atan2", "pow", "hypot", "fmod", "mod", "floordiv")
 PRIMITIVES = (*UNARY, *BINARY)

@@ -353,6 +353,33 @@ def tanh(x, HALF: tl.constexpr = False):
         return copysign(tl.where(a < 0.6, a + a * (z * polynomials.tanh_tail(z)), far), x)
 
 
+@triton.jit
+def tanh_gap(x, HALF: tl.constexpr = False):
+    """x - tanh(x): |x| - 1 + 2 / (1 + exp(2 |x|)); an odd polynomial near 0, where that cancels."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        b = tl.where(a < 1.25, a, 0.0)
+        z = b * b
+        cube = b * z
+        bh = high_bits(b)
+        zh = high_bits(z)
+        bl = b - bh
+        lost = b * ((bh * bh - z) + bl * (b + bh)) + (
+            (bh * zh - cube) + (b * (z - zh) + bl * zh)
+        )  # by the square and the cube
+        near = (cube + (cube * (z * polynomials.tanh_gap_tail(z)) + lost)) * 0.3333333333333333
+        y = tl.where(a < 1.25, near, (a - 1.0) + 2.0 / (1.0 + tl.exp(a + a)))
+    elif HALF:
+        z = x * x
+        far = (a - 1.0) + 2.0 * rcp_short(1.0 + exp2_short(a * 2.8853900817779268))
+        y = tl.where(a < 0.5, a * z * polynomials.tanh_gap_cubic(z, True), far)
+    else:
+        z = tl.where(a < 1.25, x * x, 0.0)
+        far = (a - 1.0) + 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
+        y = tl.where(a < 1.25, a * z * polynomials.tanh_gap_cubic(z), far)
+    return copysign(y, x)
+
+
 # ---------------------------------------------------------------------------------------------- logarithms
 
 
