@@ -85,10 +85,10 @@ def of_words(high, low):
 
 @triton.jit
 def fma(a, b, c):
-    """a * b + c for f32, rounded once: what an error term needs (`c` may be a number). Some of Triton's interpreters round twice;
+    """a * b + c for f32, rounded once: what an error term needs (`b` and `c` may be numbers). Some of Triton's interpreters round twice;
     in f64 the product is exact."""
     if INTERPRETED:
-        return (a.to(tl.float64) * b.to(tl.float64) + c).to(tl.float32)
+        return (a.to(tl.float64) * b + c).to(tl.float32)
     else:
         return tl.fma(a, b, c)
 
@@ -503,31 +503,68 @@ def atanh(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
+def turned(x, h, SIDES: tl.constexpr):
+    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17."""
+    if SIDES == 1:
+        return fma(h, 3.4302490200117637e-15, fma(h, 8.742277657347586e-08, fma(h, -3.1415927410125732, x)))
+    else:
+        return fma(h, 1.7151245100058819e-15, fma(h, 4.371138828673793e-08, fma(h, -1.5707963705062866, x)))
+
+
+@triton.jit
+def sine_of(r, turns):
+    """sin(r) for |r| <= pi / 2, its sign turned where the last bit of `turns` is set; for results in 16 bits."""
+    z = r * r
+    y = r + r * (z * polynomials.sin_tail(z))
+    return (y.to(tl.int32, bitcast=True) ^ (turns.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def sin(x, HALF: tl.constexpr = False):
-    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0 (half: where it may)."""
-    if HALF:
-        return tl.sin(x)
+    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0. Half: of r = x - n pi, where all of a tile is below 1e5."""
+    if x.dtype == tl.float32 and HALF:
+        t = x * 0.31830987 + 12582912.0  # 1.5 * 2**23 rounds to a whole number
+        y = sine_of(turned(x, t - 12582912.0, 1), t)
+        if tl.max(tl.abs(x)) > 1e5:
+            y = tl.sin(x)
+        return y
     else:
         return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
-def cos(x):
-    """`tl.cos`."""
-    return tl.cos(x)
+def cos(x, HALF: tl.constexpr = False):
+    """`tl.cos`. Half: as for `sin`, of r = x - (n + 1/2) pi."""
+    if x.dtype == tl.float32 and HALF:
+        t = (x * 0.31830987 - 0.5) + 12582913.0  # one more, for the sign
+        y = sine_of(turned(x, (t - 12582913.0) + 0.5, 1), t)
+        if tl.max(tl.abs(x)) > 1e5:
+            y = tl.cos(x)
+        return y
+    else:
+        return tl.cos(x)
 
 
 @triton.jit
 def tan(x, HALF: tl.constexpr = False):
-    """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
+    """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not. Half: as for
+    `sin`, of r = x - n pi / 2."""
     if INTERPRETED:
         y = tl.sin(x) / tl.cos(x)
     else:
         y = libdevice.tan(x)
-    if HALF:
-        return y
-    else:
+    if x.dtype == tl.float64 or not HALF:
         return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
+    else:
+        t = x * 0.63661975 + 12582912.0
+        r = turned(x, t - 12582912.0, 2)
+        z = r * r
+        near = r + r * (z * polynomials.tan_tail(z))
+        odd = (t.to(tl.int32, bitcast=True) & 1) != 0
+        near = tl.where(odd, copysign(rcp_short(tl.abs(near)), negated(near)), near)
+        if tl.max(tl.abs(x)) > 1e5:
+            near = y
+        return near
 
 
 @triton.jit
@@ -813,12 +850,27 @@ def fmod(a, b, HALF: tl.constexpr = False):
     leaves, but for 0 nothing is left.
     """
     a, b = alike(a, b)
-    if INTERPRETED or a.dtype.is_int():
+    if a.dtype.is_int():
+        return a % b
+    elif a.dtype == tl.float32 and HALF:
+        # Below 2**17 the quotient q, rounded to the nearest whole number, leaves what is exact, and lies between -b / 2 and b / 2.
+        # Where a tile has a larger quotient or an infinite b it takes the long way.
+        size = tl.abs(a)
+        d = tl.abs(b)
+        root = tl.rsqrt(d)
+        quotient = size * root * root
+        r = fma((quotient + 8388608.0) - 8388608.0, negated(d), size)
+        r = copysign(tl.where(r < 0, r + d, r), a)
+        if tl.max(quotient + d * 1e-33) > 131072.0:
+            if INTERPRETED:
+                r = a % b
+            else:
+                r = libdevice.fmod(a, tl.where(b == 0, b, maximum(d, 1.1754943508222875e-38)))
+        return r
+    elif INTERPRETED:
         return a % b
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
-    elif HALF:
-        return libdevice.fmod(a, tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38)))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
