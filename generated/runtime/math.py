@@ -671,10 +671,11 @@ def erfc(x, HALF: tl.constexpr = False):
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
-        top = fma(-a, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
+        less = negated(a)  # -a would be an instruction of its own
+        top = fma(less, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
         q = rcp_short(1.0 + a)
-        lost = fma(-q, a, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
-        r, power = exp_parts(top, fma(-a, a, -top) + lost)
+        lost = fma(less, q, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        r, power = exp_parts(top, fma(less, a, negated(top)) + lost)
         y = q * polynomials.erfcx_by_rcp((q - 0.5) + q * lost) * power
         y = y + y * (r * polynomials.exp_slope(r))
         return tl.where(x < 0, 2.0 - y, y)
