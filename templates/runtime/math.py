@@ -549,22 +549,27 @@ def cos(x, HALF: tl.constexpr = False):
 def tan(x, HALF: tl.constexpr = False):
     """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not. Half: as for
     `sin`, of r = x - n pi / 2."""
-    if INTERPRETED:
-        y = tl.sin(x) / tl.cos(x)
-    else:
-        y = libdevice.tan(x)
-    if x.dtype == tl.float64 or not HALF:
-        return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
-    else:
+    if x.dtype == tl.float32 and HALF:
         t = x * 0.63661975 + 12582912.0
         r = turned(x, t - 12582912.0, 2)
         z = r * r
-        near = r + r * (z * polynomials.tan_tail(z))
+        y = r + r * (z * polynomials.tan_tail(z))
         odd = (t.to(tl.int32, bitcast=True) & 1) != 0
-        near = tl.where(odd, copysign(rcp_short(tl.abs(near)), negated(near)), near)
+        y = tl.where(odd, copysign(rcp_short(tl.abs(y)), negated(y)), y)
         if tl.max(tl.abs(x)) > 1e5:
-            near = y
-        return near
+            y = tan_careful(x)
+        return y
+    else:
+        return tl.where(tl.abs(x) < 1e-20, x, tan_careful(x))  # libdevice flushes subnormals
+
+
+@triton.jit
+def tan_careful(x):
+    """The tangent of any angle, but for subnormal ones."""
+    if INTERPRETED:
+        return tl.sin(x) / tl.cos(x)
+    else:
+        return libdevice.tan(x)
 
 
 @triton.jit
