@@ -44,7 +44,7 @@ BOUNDS = {"f32": 4.0, "f64": 2.0, "half": 0.125}
 
 UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan "
-    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus"
+    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus tanh_gap"
 ).split()
 BINARY = ("atan2", "pow", "hypot", "fmod", "mod", "floordiv")
 PRIMITIVES = (*UNARY, *BINARY)
@@ -175,7 +175,7 @@ def computed(name: str, form: str, *arrays: Array) -> Array:
     tensors = [t.cuda() if ON_GPU else t for t in tensors]
     out = torch.empty_like(tensors[0])
     n = out.numel()
-    block = min(1024 if ON_GPU else 65536, triton.next_power_of_2(n))
+    block = min(64 if form == "half" else 1024 if ON_GPU else 65536, triton.next_power_of_2(n))
     kernel = primitive_kernels.binary if len(arrays) == 2 else primitive_kernels.unary
     with np.errstate(all="ignore"):
         kernel[(triton.cdiv(n, block),)](*tensors, out, n, F=function(name), SHORT=form == "half", BLOCK=block)
@@ -202,6 +202,9 @@ def measure(name: str, form: str, count: int) -> dict[str, Any]:
     rng = np.random.default_rng(zlib.crc32(f"{name} {form}".encode()))
     with np.errstate(all="ignore"):
         arrays = pairs(name, form, count, rng) if name in BINARY else (operands(name, form, count, rng),)
+        if form == "half":  # where a tile has no large operand or quotient some forms take a shorter way
+            order = np.argsort(abs(arrays[0] / arrays[-1]) if len(arrays) > 1 else abs(arrays[0]))
+            arrays = tuple(a[order] for a in arrays)
     values = computed(name, form, *arrays)
     meaning = reference(name)
     worst, at = 0.0, tuple(float(a[0]) for a in arrays)

@@ -144,6 +144,13 @@ def _np_sigmoid(x: Array) -> Array:
     return np.where(_real(x) > 0, 1 / (1 + e), e / (1 + e))
 
 
+def _np_tanh_gap(x: Any) -> Any:
+    z = np.where(np.abs(x) < 1, x * x, 0)  # the continued fraction of Lambert (to 17), less its first term
+    high = 11486475 + z * (810810 + z * (12870 + 44 * z))
+    low = 34459425 + z * (16216200 + z * (945945 + z * (13860 + 45 * z)))
+    return np.where(np.abs(x) < 1, x * z * (high / low), x - np.tanh(x))
+
+
 def _np_softplus(x: Array) -> Array:
     up = _real(x) > 0
     return np.where(up, x, 0 * x if np.iscomplexobj(x) else np.zeros_like(x)) + np.log1p(np.exp(np.where(up, -x, x)))
@@ -241,6 +248,13 @@ def _mp_softplus(x: Any) -> Any:
 
 def _mp_tanh(x: Any) -> Any:
     return mpmath.sign(x) if abs(x) > 1e6 else mpmath.tanh(x)
+
+
+def _mp_tanh_gap(x: Any) -> Any:
+    if abs(x) > 1e6:
+        return x - mpmath.sign(x)
+    with mpmath.workprec(mpmath.mp.prec + 2 * max(0, -mpmath.mag(x)) + 8 if x else mpmath.mp.prec):
+        return x - mpmath.tanh(x)
 
 
 def _mp_erfc(x: Any) -> Any:
@@ -451,12 +465,12 @@ _ROWS = (
          doc="sqrt(x * x + y * y), without overflow", edges="derivatives 0 where both are 0"),
     # trigonometric and hyperbolic, and their inverses
     _row("sin", 1, _float, np.sin, _lifted(_mp_periodic(mpmath.sin)), "math.sin",
-         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos", coarse=0.001),
+         _times(lambda b, x, y: b.op("cos", x)), doc="sine of radians", neighbour="cos", coarse=0.004),
     _row("cos", 1, _float, np.cos, _lifted(_mp_periodic(mpmath.cos)), "math.cos",
-         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin"),
+         _times(lambda b, x, y: b.op("neg", b.op("sin", x))), doc="cosine of radians", neighbour="sin", coarse=0.004),
     _row("tan", 1, _float, np.tan, _lifted(_mp_periodic(mpmath.tan)), "math.tan",
          _times(lambda b, x, y: b.op("add", 1, b.op("mul", y, y))), doc="tangent of radians", neighbour="tanh",
-         domain=(-0.5 * math.pi, 0.5 * math.pi), coarse=0.001),
+         domain=(-0.5 * math.pi, 0.5 * math.pi), coarse=0.012),
     _row("asin", 1, _float, np.arcsin, _lifted(mpmath.asin), "math.asin",
          lambda b, g, a, y: (b.op("mul", g, _bow(b, a[0])),), doc="inverse sine", edges="derivative inf at -1 and 1",
          neighbour="acos", domain=(-1.0, 1.0), coarse=0.08),
@@ -485,6 +499,9 @@ _ROWS = (
     # sigmoids
     _row("tanh", 1, _float, np.tanh, _lifted(_mp_tanh), "math.tanh",
          _times(lambda b, x, y: b.op("sub", 1, b.op("mul", y, y))), doc="hyperbolic tangent", neighbour="sigmoid", coarse=0.027),
+    _row("tanh_gap", 1, _float, _np_tanh_gap, _lifted(_mp_tanh_gap), "math.tanh_gap",
+         _times(lambda b, x, y: b.op("square", b.op("tanh", x))), analytic=False, doc="x - tanh(x), accurate near 0",
+         neighbour="tanh", coarse=0.06),
     _row("sigmoid", 1, _float, _np_sigmoid, _lifted(_mp_sigmoid), "math.sigmoid",
          _times(lambda b, x, y: b.op("mul", y, b.op("sub", 1, y))), doc="1 / (1 + exp(-x)), without overflow",
          neighbour="tanh", coarse=0.01),

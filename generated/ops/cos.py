@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @triton.jit
 def cos_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = _cos(x)
+    y = _cos(x, HALF)
     tl.store(y_ptr + i, y, mask=mask)
 
 

@@ -68,7 +68,7 @@ def pow_backward(
         else:
             exponent = tl.load(exponent_ptr + offset(i, at, exponent_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-        half = _pow(x, 0.5 * exponent, HALF)  # y itself may overflow
+        half = _pow(tl.abs(x), 0.5 * exponent, HALF)  # y itself may overflow; below 0 the logarithm is NaN
         dx = tl.where(exponent == 0, 0, dy * (exponent / _pow(x, 1 - exponent, HALF)))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)

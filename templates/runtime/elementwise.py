@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 from . import layout
 from .layout import Axis, Operand, ShapeError, Space
-from .plan import Call, Kernel, Launch, Meta, Stage, TooManyDims, cdiv
+from .plan import WARPS, Call, Kernel, Launch, Meta, Stage, TooManyDims, cdiv
+from .views import ITEM_SIZES
 
 BLOCK = 1024
 _WIDE = 2**31
@@ -104,7 +105,12 @@ class Elementwise(Stage):
                 call.scratch[total] = Meta(call.compute, (parts, split.n_kept), (split.n_kept, 1))
                 finish.append(add_up(name, total, parts, split.n_kept, values))
             named[f"{name}_sum_ptr"] = total
-        call.launches.append(Launch(self.kernel, (cdiv(split.n_kept, block_k), parts, 1), named, values))
+        warps = WARPS
+        if block_k == 1 and any(call.declared[n].dtype == "bool" for n in operands):
+            # Of bytes a thread reads 16 where it has as many elements; what it stores would be exchanged through shared memory first.
+            stored = [call.wanted[n] for n in call.outputs]
+            warps = block_r * max(ITEM_SIZES[dtype] for dtype in stored) // (32 * 16)
+        call.launches.append(Launch(self.kernel, (cdiv(split.n_kept, block_k), parts, 1), named, values, warps))
         call.launches += finish
 
     def _common(
@@ -176,11 +182,12 @@ def add_up(name: str, parts_name: str, parts: int, n_kept: int, values: Mapping[
     """The launch that adds up what programs have of a sum, in the order of their numbers."""
     from .sums import sum_partials
 
-    block_k, block_r = (128, 16) if n_kept >= 64 else (1, 1024)
+    # Few sums are added up by one program each: in as few steps as can be, for each waits for its loads.
+    block_k, block_r, warps = (32, 64, WARPS) if n_kept >= 64 else (1, 8192, 16)
     settings = {"n_parts": parts, "n_kept": n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"], "BLOCK_K": block_k,
                 "BLOCK_R": block_r}  # fmt: skip
     pointers = {"part_ptr": parts_name, "total_ptr": name}
-    return Launch(Kernel.of(sum_partials), (cdiv(n_kept, block_k), 1, 1), pointers, settings)
+    return Launch(Kernel.of(sum_partials), (cdiv(n_kept, block_k), 1, 1), pointers, settings, warps)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,15 @@ def sigmoid(x: Number) -> float:
     return (1.0 if x >= 0 else e) / (1 + e) if x == x else _NAN
 
 
+def tanh_gap(x: Number) -> float:
+    """x - tanh(x); a continued fraction below 1, where that cancels."""
+    if not abs(x) < 1:
+        return x - math.tanh(x)
+    z = x * x
+    high = 11486475 + z * (810810 + z * (12870 + 44 * z))
+    return x * z * high / (34459425 + z * (16216200 + z * (945945 + z * (13860 + 45 * z))))
+
+
 def softplus(x: Number) -> float:
     """log(1 + exp(x)), without overflow."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x))) if x == x else _NAN

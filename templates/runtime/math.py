@@ -71,11 +71,24 @@ def high_bits(x):
 
 
 @triton.jit
+def words(x):
+    """The two halves of the bits of an f64, which are registers of a GPU."""
+    bits = x.to(tl.int64, bitcast=True)
+    return (bits >> 32).to(tl.int32), bits.to(tl.int32)
+
+
+@triton.jit
+def of_words(high, low):
+    """The f64 of two halves."""
+    return ((high.to(tl.int64) << 32) | low.to(tl.uint32).to(tl.int64)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def fma(a, b, c):
-    """a * b + c for f32, rounded once: what an error term needs (`c` may be a number). Some of Triton's interpreters round twice;
+    """a * b + c for f32, rounded once: what an error term needs (`b` and `c` may be numbers). Some of Triton's interpreters round twice;
     in f64 the product is exact."""
     if INTERPRETED:
-        return (a.to(tl.float64) * b.to(tl.float64) + c).to(tl.float32)
+        return (a.to(tl.float64) * b + c).to(tl.float32)
     else:
         return tl.fma(a, b, c)
 
@@ -187,12 +200,14 @@ def lasting(x):
 @triton.jit
 def log2_wide(a):
     """log2(a) in f64 of an f32 a >= 0, to 2**-33: in f32 it would take more instructions, and those of f64 run beside the others."""
-    tiny = a < 1.1754943508222875e-38
-    edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -23.0), tl.where(a < float("inf"), 0.0, a))
-    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
-    k = (bits - 0x3F2AAAAB) & -0x800000
-    f = ((bits - k).to(tl.float32, bitcast=True) - 1.0).to(tl.float64)
-    return f * polynomials.log2_quotient(f) + (k.to(tl.float32) * 1.1920928955078125e-07 + edge).to(tl.float64)
+    # In f64 no a is subnormal. The exponent k of a = 2**k * (1 + f), |f| <= 1/3, stays in its bits, plus 1023: as the low half of a
+    # number 2**52 + k it takes no conversion, and as that of -inf, for it is 0 where a is, gives the logarithm of 0.
+    wide = a.to(tl.float64)
+    high, low = words(wide)
+    k = (high + 0xAAAAB) & -0x100000
+    f = of_words(high - k + 0x3FF00000, low) - 1.0
+    n = of_words(tl.where(a == 0, -0x100000, 0x43300000), k) * 9.5367431640625e-07 - 4294968319.0
+    return f * polynomials.log2_quotient(f) + (n + wide * 1e-300)  # infinity and NaN stay
 
 
 @triton.jit
@@ -338,6 +353,33 @@ def tanh(x, HALF: tl.constexpr = False):
         return copysign(tl.where(a < 0.6, a + a * (z * polynomials.tanh_tail(z)), far), x)
 
 
+@triton.jit
+def tanh_gap(x, HALF: tl.constexpr = False):
+    """x - tanh(x): |x| - 1 + 2 / (1 + exp(2 |x|)); an odd polynomial near 0, where that cancels."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        b = tl.where(a < 1.25, a, 0.0)
+        z = b * b
+        cube = b * z
+        bh = high_bits(b)
+        zh = high_bits(z)
+        bl = b - bh
+        lost = b * ((bh * bh - z) + bl * (b + bh)) + (
+            (bh * zh - cube) + (b * (z - zh) + bl * zh)
+        )  # by the square and the cube
+        near = (cube + (cube * (z * polynomials.tanh_gap_tail(z)) + lost)) * 0.3333333333333333
+        y = tl.where(a < 1.25, near, (a - 1.0) + 2.0 / (1.0 + tl.exp(a + a)))
+    elif HALF:
+        z = x * x
+        far = (a - 1.0) + 2.0 * rcp_short(1.0 + exp2_short(a * 2.8853900817779268))
+        y = tl.where(a < 0.5, a * z * polynomials.tanh_gap_cubic(z, True), far)
+    else:
+        z = tl.where(a < 1.25, x * x, 0.0)
+        far = (a - 1.0) + 2.0 / (1.0 + tl.exp2(a * 2.8853900817779268))
+        y = tl.where(a < 1.25, a * z * polynomials.tanh_gap_cubic(z), far)
+    return copysign(y, x)
+
+
 # ---------------------------------------------------------------------------------------------- logarithms
 
 
@@ -461,31 +503,73 @@ def atanh(x, HALF: tl.constexpr = False):
 
 
 @triton.jit
+def turned(x, h, SIDES: tl.constexpr):
+    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17."""
+    if SIDES == 1:
+        return fma(h, 3.4302490200117637e-15, fma(h, 8.742277657347586e-08, fma(h, -3.1415927410125732, x)))
+    else:
+        return fma(h, 1.7151245100058819e-15, fma(h, 4.371138828673793e-08, fma(h, -1.5707963705062866, x)))
+
+
+@triton.jit
+def sine_of(r, turns):
+    """sin(r) for |r| <= pi / 2, its sign turned where the last bit of `turns` is set; for results in 16 bits."""
+    z = r * r
+    y = r + r * (z * polynomials.sin_tail(z))
+    return (y.to(tl.int32, bitcast=True) ^ (turns.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def sin(x, HALF: tl.constexpr = False):
-    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0 (half: where it may)."""
-    if HALF:
-        return tl.sin(x)
+    """`tl.sin`, kept from the subnormal operands that a GPU flushes to 0. Half: of r = x - n pi, where all of a tile is below 1e5."""
+    if x.dtype == tl.float32 and HALF:
+        t = x * 0.31830987 + 12582912.0  # 1.5 * 2**23 rounds to a whole number
+        y = sine_of(turned(x, t - 12582912.0, 1), t)
+        if tl.max(tl.abs(x)) > 1e5:
+            y = tl.sin(x)
+        return y
     else:
         return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
 
 @triton.jit
-def cos(x):
-    """`tl.cos`."""
-    return tl.cos(x)
+def cos(x, HALF: tl.constexpr = False):
+    """`tl.cos`. Half: as for `sin`, of r = x - (n + 1/2) pi."""
+    if x.dtype == tl.float32 and HALF:
+        t = (x * 0.31830987 - 0.5) + 12582913.0  # one more, for the sign
+        y = sine_of(turned(x, (t - 12582913.0) + 0.5, 1), t)
+        if tl.max(tl.abs(x)) > 1e5:
+            y = tl.cos(x)
+        return y
+    else:
+        return tl.cos(x)
 
 
 @triton.jit
 def tan(x, HALF: tl.constexpr = False):
-    """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not."""
-    if INTERPRETED:
-        y = tl.sin(x) / tl.cos(x)
-    else:
-        y = libdevice.tan(x)
-    if HALF:
+    """The tangent: libdevice's, for only there can one lane take the long way of a large angle and its neighbours not. Half: as for
+    `sin`, of r = x - n pi / 2."""
+    if x.dtype == tl.float32 and HALF:
+        t = x * 0.63661975 + 12582912.0
+        r = turned(x, t - 12582912.0, 2)
+        z = r * r
+        y = r + r * (z * polynomials.tan_tail(z))
+        odd = (t.to(tl.int32, bitcast=True) & 1) != 0
+        y = tl.where(odd, copysign(rcp_short(tl.abs(y)), negated(y)), y)
+        if tl.max(tl.abs(x)) > 1e5:
+            y = tan_careful(x)
         return y
     else:
-        return tl.where(tl.abs(x) < 1e-20, x, y)  # libdevice flushes subnormals
+        return tl.where(tl.abs(x) < 1e-20, x, tan_careful(x))  # libdevice flushes subnormals
+
+
+@triton.jit
+def tan_careful(x):
+    """The tangent of any angle, but for subnormal ones."""
+    if INTERPRETED:
+        return tl.sin(x) / tl.cos(x)
+    else:
+        return libdevice.tan(x)
 
 
 @triton.jit
@@ -592,10 +676,11 @@ def erfc(x, HALF: tl.constexpr = False):
         return tl.where(x < 0, 2.0 - y, y)
     else:
         a = minimum(a, 10.1)
-        top = fma(-a, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
+        less = negated(a)  # -a would be an instruction of its own
+        top = fma(less, a, 0.0)  # no product that a compiler may fuse: the next line is what it lacks
         q = rcp_short(1.0 + a)
-        lost = fma(-q, a, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
-        r, power = exp_parts(top, fma(-a, a, -top) + lost)
+        lost = fma(less, q, 1.0) - q  # 1 / (1 + a) is q * exp(lost), but for lost**2
+        r, power = exp_parts(top, fma(less, a, negated(top)) + lost)
         y = q * polynomials.erfcx_by_rcp((q - 0.5) + q * lost) * power
         y = y + y * (r * polynomials.exp_slope(r))
         return tl.where(x < 0, 2.0 - y, y)
@@ -636,9 +721,19 @@ def pow(x, y, HALF: tl.constexpr = False):
     size = tl.where(y == 2.0, x * x, size)  # what people check by heart
     size = tl.where((a == 1.0) | (y == 0.0), 1.0, size)
     d = tl.abs(past_even(y))
-    odd = d == 1.0
-    size = tl.where(negative(x) & odd, negated(size), size)
-    return tl.where((x < 0) & (a < float("inf")) & (d != 0) & (d != 1.0), float("nan"), size)
+    size = tl.where(negative(x) & (d == 1.0), negated(size), size)
+    whole = d * d >= d  # of 0 and 1; not of NaN, either
+    return tl.where(below_zero(x) & ~whole, float("nan"), size)
+
+
+@triton.jit
+def below_zero(x):
+    """Whether x is finite and negative. By its bits: of two comparisons a compiler makes seven instructions."""
+    x = x + 0.0  # -0 is not
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < -0x10000000000000
+    else:
+        return x.to(tl.int32, bitcast=True) < -0x800000
 
 
 @triton.jit
@@ -667,9 +762,9 @@ def pow_narrow(a, y, HALF: tl.constexpr):
         p = y.to(tl.float64) * log2_wide(a)
         # p = 2 j + rest, j whole and found from the first bits of p, at most 152, which takes no operation of f64; what that
         # leaves of a larger p makes 2**rest infinite or 0. Adding 1.5 * 2**52 + 127 leaves j as an exponent in the last bits.
-        top = (p.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+        top, low = words(p)
         top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
-        t = (top.to(tl.int64) << 32).to(tl.float64, bitcast=True) * 0.5 + 6755399441055871.0
+        t = of_words(top, low) * 0.5 + 6755399441055871.0
         rest = (p - (t - 6755399441055871.0) * 2.0).to(tl.float32)
         root = (t.to(tl.int64, bitcast=True).to(tl.int32) << 23).to(tl.float32, bitcast=True)
         return tl.exp2(rest) * root * root
@@ -761,12 +856,27 @@ def fmod(a, b, HALF: tl.constexpr = False):
     leaves, but for 0 nothing is left.
     """
     a, b = alike(a, b)
-    if INTERPRETED or a.dtype.is_int():
+    if a.dtype.is_int():
+        return a % b
+    elif a.dtype == tl.float32 and HALF:
+        # Below 2**17 the quotient q, rounded to the nearest whole number, leaves what is exact, and lies between -b / 2 and b / 2.
+        # Where a tile has a larger quotient or an infinite b it takes the long way.
+        size = tl.abs(a)
+        d = tl.abs(b)
+        root = tl.rsqrt(d)
+        quotient = size * root * root
+        r = fma((quotient + 8388608.0) - 8388608.0, negated(d), size)
+        r = copysign(tl.where(r < 0, r + d, r), a)
+        if tl.max(quotient + d * 1e-33) > 131072.0:
+            if INTERPRETED:
+                r = a % b
+            else:
+                r = libdevice.fmod(a, tl.where(b == 0, b, maximum(d, 1.1754943508222875e-38)))
+        return r
+    elif INTERPRETED:
         return a % b
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
-    elif HALF:
-        return libdevice.fmod(a, tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38)))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)

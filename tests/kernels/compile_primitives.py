@@ -23,7 +23,7 @@ from generated.runtime import math  # noqa: E402
 TYPES = {"f32": "fp32", "f64": "fp64", "half": "fp32"}
 NAMES = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan "
-    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus atan2 pow hypot fmod mod floordiv"
+    "sinh cosh tanh asinh acosh atanh erf erfc sigmoid softplus tanh_gap atan2 pow hypot fmod mod floordiv"
 ).split()
 
 

@@ -58,6 +58,7 @@ EDGES: dict[str, list[tuple[float, float]]] = {
     "erf": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (1e4, 1.0)],
     "erfc": [(0.0, 1.0), (INF, 0.0), (-INF, 2.0), (1e4, 0.0), (-1e4, 2.0)],
     "sigmoid": [(0.0, 0.5), (INF, 1.0), (-INF, 0.0), (1e4, 1.0), (-1e4, 0.0)],
+    "tanh_gap": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -INF), (1e4, 9999.0), (-1e4, -9999.0)],
     "softplus": [(0.0, math.log(2)), (INF, INF), (-INF, 0.0), (1e4, 1e4), (-1e4, 0.0)],
 }
 PAIRS: dict[str, list[tuple[float, float, float]]] = {
