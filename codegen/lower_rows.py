@@ -111,6 +111,15 @@ class _RowLowering(Lowering):
     def _tile(self, node: Node) -> bool:
         return bool(node.axes & self.rows.reduced)
 
+    def _find_rounded(self) -> None:
+        """So are all of one value a row: a quotient costs nothing beside the row, and what is taken off each element, or
+        divides it, must be the constant that a constant row has."""
+        super()._find_rounded()
+        for _, graph in self.plan.graphs:
+            for node in walk([*graph.roots(), *(b.node for b in (*graph.bindings, *graph.let))]):
+                if node.op == "div" and not node.host and node.kind == "float" and not self._tile(node):
+                    self.rounded.add(node.serial)
+
     # -------------------------------------------------------------------------------- kernels
 
     def module(self, training: bool) -> Module:
@@ -386,7 +395,7 @@ class _RowLowering(Lowering):
             start, step, finish = _reduction(
                 node, name, acc, part if self.finishing else printer.text(node.args[0]), self.finishing
             )
-            self.parts[name] = finish.partition(" = ")[2].partition(" / ")[0].lstrip("~")
+            self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
                 self.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), (start,))])
@@ -462,6 +471,11 @@ class _RowLowering(Lowering):
         return [*items, Item(("store", name), lines)]
 
 
+def _part(node: Node, acc: str, finish: str) -> str:
+    """What a program has of a reduction that it shares: a mean is of all, and its total is divided at the end."""
+    return f"rows.total({acc})" if node.params[0] == "mean" else finish.partition(" = ")[2].lstrip("~")
+
+
 def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:
     """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
@@ -496,7 +510,7 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
     neutral = _NEUTRAL[word]
     taken = f"tl.where(mask, {value}, {neutral})"
     if word in ("sum", "mean"):
-        end = f"rows.total({acc})" + (" / n_reduced" if word == "mean" else "")
+        end = f"rows.mean({acc}, n_reduced)" if word == "mean" else f"rows.total({acc})"
         return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)", f"{acc} += {taken}", f"{name} = {end}"
     start = f"{acc} = tl.full([BLOCK_K, BLOCK_R], {neutral}, COMPUTE)"
     if word == "prod":

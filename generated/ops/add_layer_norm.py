@@ -43,7 +43,7 @@ def add_layer_norm_forward(
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         mu_acc += tl.where(mask, s, 0.0)
-    mu = rows.total(mu_acc) / n_reduced
+    mu = rows.mean(mu_acc, n_reduced)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -54,7 +54,7 @@ def add_layer_norm_forward(
         s = x + residual
         centred = s - mu
         rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -129,8 +129,8 @@ def add_layer_norm_backward(
                 through_mean_acc += tl.where(mask, dy, 0.0)
                 through_mean2_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
-            through_mean = rows.total(through_mean_acc) / n_reduced
-            through_mean2 = rows.total(through_mean2_acc) / n_reduced
+            through_mean = rows.mean(through_mean_acc, n_reduced)
+            through_mean2 = rows.mean(through_mean2_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)

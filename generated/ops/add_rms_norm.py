@@ -43,7 +43,7 @@ def add_rms_norm_forward(
         residual = tl.load(residual_row + offset(r, r_at, residual_reduced_strides), mask=mask).to(COMPUTE)
         s = x + residual
         rstd_mean_acc += tl.where(mask, s * s, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -104,7 +104,7 @@ def add_rms_norm_backward(
             elif dy_ptr is not None:
                 through_mean_acc += tl.where(mask, dy * shat, 0.0)
         if dy_ptr is not None:
-            through_mean = rows.total(through_mean_acc) / n_reduced
+            through_mean = rows.mean(through_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import isnan, minimum
+from ..runtime.math import divide, isnan, minimum
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
 
@@ -87,7 +87,7 @@ def amin_backward(
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        dx = tl.where(isnan(y), float("nan"), tl.where(x == y, dy / ties.to(COMPUTE), 0))
+        dx = tl.where(isnan(y), float("nan"), tl.where(x == y, divide(dy, ties.to(COMPUTE)), 0))
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 

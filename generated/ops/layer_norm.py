@@ -39,7 +39,7 @@ def layer_norm_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         mu_acc += tl.where(mask, x, 0.0)
-    mu = rows.total(mu_acc) / n_reduced
+    mu = rows.mean(mu_acc, n_reduced)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -48,7 +48,7 @@ def layer_norm_forward(
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         centred = x - mu
         rstd_mean_acc += tl.where(mask, centred * centred, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -112,8 +112,8 @@ def layer_norm_backward(
             else:
                 dx_mean_acc += tl.where(mask, dy, 0.0)
                 dx_mean2_acc += tl.where(mask, dy * xhat, 0.0)
-        dx_mean = rows.total(dx_mean_acc) / n_reduced
-        dx_mean2 = rows.total(dx_mean2_acc) / n_reduced
+        dx_mean = rows.mean(dx_mean_acc, n_reduced)
+        dx_mean2 = rows.mean(dx_mean2_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import log
+from ..runtime.math import divide, log
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
 
@@ -85,7 +85,7 @@ def log_sum_backward(
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
-        dx = dy / total
+        dx = divide(dy, total)
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 

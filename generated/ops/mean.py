@@ -13,6 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
+from ..runtime.math import divide
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
 
@@ -41,7 +42,7 @@ def mean_forward(
         part = tl.program_id(1) * n_kept + k
         tl.store(y_part_ptr + part, rows.total(y_acc), mask=exists)
     else:
-        y = rows.total(y_acc) / n_reduced
+        y = rows.mean(y_acc, n_reduced)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -57,7 +58,7 @@ def mean_finish(
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within
         y_acc += tl.where(mask, tl.load(y_part_ptr + r * n_kept + k, mask=mask), 0.0)
-    y = rows.total(y_acc) / n_reduced
+    y = rows.mean(y_acc, n_reduced)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -75,7 +76,7 @@ def mean_backward(
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
-        dx = dy / scalar(n_reduced, COMPUTE)
+        dx = divide(dy, scalar(n_reduced, COMPUTE))
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 

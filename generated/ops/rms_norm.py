@@ -41,7 +41,7 @@ def rms_norm_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         rstd_mean_acc += tl.where(mask, x * x, 0.0)
-    rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
     rstd = rsqrt(rstd_mean + eps)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -91,7 +91,7 @@ def rms_norm_backward(
             else:
                 g = dy * c2
             dx_mean_acc += tl.where(mask, g * xhat, 0.0)
-        dx_mean = rows.total(dx_mean_acc) / n_reduced
+        dx_mean = rows.mean(dx_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
             r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)

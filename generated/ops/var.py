@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
-from ..runtime.math import maximum
+from ..runtime.math import divide, maximum
 from ..runtime.op import Kernel, Tensor
 from ..runtime.rowop import RowOp
 
@@ -38,7 +38,7 @@ def var_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         mu_acc += tl.where(mask, x, 0.0)
-    mu = rows.total(mu_acc) / n_reduced
+    mu = rows.mean(mu_acc, n_reduced)
     y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -48,7 +48,7 @@ def var_forward(
         off = x - mu
         y_total_acc += tl.where(mask, off * off, 0.0)
     y_total = rows.total(y_total_acc)
-    y = y_total / maximum(scalar(n_reduced, COMPUTE) - correction, 0)
+    y = divide(y_total, maximum(scalar(n_reduced, COMPUTE) - correction, 0))
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
     if mu_ptr is not None:
         tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu, mask=exists)

@@ -746,7 +746,7 @@ def hypot(x, y):
 
 @triton.jit
 def divide(a, b):
-    """The quotient as IEEE 754 rounds it: for what is floored, rounded or compared."""
+    """The quotient as IEEE 754 rounds it: for what is floored, rounded or compared, and for one value a row."""
     if a.dtype == tl.float32:
         return tl.div_rn(a, b)
     else:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .kernels import lanes
-from .math import INTERPRETED
+from .math import INTERPRETED, divide
 
 
 @triton.jit
@@ -68,6 +68,12 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
 def total(acc):
     """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1]."""
     return tl.sum(acc, axis=1, keep_dims=True)
+
+
+@triton.jit
+def mean(acc, n_reduced):
+    """[BLOCK_K, BLOCK_R] -> [BLOCK_K, 1], rounded once: of equal elements it is that element, if their sum is exact."""
+    return divide(total(acc), tl.full([1, 1], n_reduced, acc.dtype))
 
 
 @triton.jit
