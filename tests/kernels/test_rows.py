@@ -163,6 +163,34 @@ def test_memory_that_runs_along_the_rows(name: str) -> None:
         )
 
 
+FAR = [((3, 65537), "f32"), ((5, 131073), "f32"), ((2, 262144), "f32"), ((100003, 7), "f32"), ((100003, 40), "f32"),
+       ((2, 131073), "bf16"), ((100003, 8), "bf16")]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("shape", "dtype"), FAR, ids=str)
+def test_wide_and_tall(name: str, shape: tuple[int, int], dtype: str) -> None:
+    """Rows of many steps with a ragged end and without, and more rows than a device has programs at a time."""
+    agree(name, filled(name, shape, dtype), last(name), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("shape", [(70, 65537), (100003, 9)], ids=str)
+def test_wide_and_tall_where_memory_runs_along_the_rows(name: str, shape: tuple[int, int]) -> None:
+    given = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in filled(name, shape).items()}
+    agree(name, given, last(name))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+def test_everything_in_one_row(name: str) -> None:
+    """A row shared by several programs where one pass is all; else by one, however long it takes."""
+    attrs = {**last(name), **({"dim": (0, 1)} if name in SEVERAL else {})}
+    agree(name, filled(name, (33, 65537) if name in SEVERAL else (1, 1000003)), attrs)
+
+
 # ---------------------------------------------------------------------------------------------- axes and layouts
 
 SHAPES = [(7,), (5, 6), (3, 4, 5), (2, 3, 4, 3)]
