@@ -195,9 +195,10 @@ class RowOp(PointwiseOp):
         pattern = self._pattern(list(axes))
         split = base.split_space(space, pattern)
         tile = Tile.of(split, bool(partial), multiprocessors)
+        of_rows = kernel is self.backward and any(n.endswith("_part_ptr") for n in kernel.abi.names)
         values: dict[str, Any] = {
             **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
-            "span": tile.span if partial else split.n_reduced, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "span": tile.span if of_rows else split.n_reduced, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
             "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
         }  # fmt: skip

@@ -551,6 +551,22 @@ def test_a_program_has_its_share_of_the_rows(name: str) -> None:
                 assert programs <= 2 * processors
 
 
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("shape", [(1000, 3), (70, 64), (3, TILE + 1)], ids=str)
+def test_rows_where_nothing_is_summed_over_them(name: str, shape: tuple[int, int]) -> None:
+    """With weights that are constants a program has the rows of one tile, and together they have all."""
+    given = filled(name, shape)
+    leaves = {n: v.requires_grad_(n not in {p.name for p in op_class(name).params}) for n, v in given.items()}
+    theirs = {n: v.detach().cpu().double().requires_grad_(v.requires_grad) for n, v in leaves.items()}
+    outputs, wanted = call(name, leaves, last(name)), expected(name, theirs, last(name))
+    seeds = cotangents(list(outputs))
+    ours = torch.autograd.grad(outputs, [v for v in leaves.values() if v.requires_grad], seeds)
+    exact = torch.autograd.grad(
+        wanted, [v for v in theirs.values() if v.requires_grad], [v.cpu().double() for v in seeds]
+    )
+    assert all(torch.allclose(a.cpu().double(), b, rtol=1e-4, atol=1e-4) for a, b in zip(ours, exact, strict=True))
+
+
 # ---------------------------------------------------------------------------------------------- what is wanted
 
 
