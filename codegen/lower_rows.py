@@ -38,6 +38,8 @@ class RowKernel(KernelText):
 
     passes: tuple[Pass, ...] = ()
     tail: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    """Loads of what all rows share, before the loop over the rows of a program."""
     partial: tuple[str, ...] = ()
     """Gradients that are summed over the rows of a program, and then over the programs."""
     parts: tuple[tuple[str, str], ...] = ()
@@ -49,7 +51,13 @@ class RowKernel(KernelText):
     @property
     def text(self) -> str:
         return "\n".join(
-            [*self.prelude, *self.body, *(x for p in self.passes for x in (*p.starts, *p.body, *p.after)), *self.tail]
+            [
+                *self.prelude,
+                *self.once,
+                *self.body,
+                *(x for p in self.passes for x in (*p.starts, *p.body, *p.after)),
+                *self.tail,
+            ]
         )
 
     @property
@@ -101,7 +109,7 @@ class _RowLowering(Lowering):
         assert plan.rows is not None
         self.rows = plan.rows
         self.temps: dict[tuple[str, str, int], str] = {}
-        self.shared = self.finishing = False
+        self.shared = self.finishing = self.summing = False
         self.parts: dict[str, str] = {}
         self.finish: RowKernel | None = None
 
@@ -170,6 +178,7 @@ class _RowLowering(Lowering):
                    targets: Callable[[Graph], list[tuple[str, Node, Target | None]]], writes: list[str],
                    optional: Collection[str], exacting: Collection[str]) -> RowKernel:  # fmt: skip
         used = Used()
+        self.summing = suffix == "backward" and bool(self.rows.partial)
         if self.finishing:  # the elements were read by the first stage
             reads = [n for n in reads if not self._axes_of(n) & self.rows.reduced]
         last = max(self._depth(g, targets(g), kept) for _, g in graphs)
@@ -185,14 +194,14 @@ class _RowLowering(Lowering):
             return tuple(self.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
-        body = merged("head", 0)
+        once, body = merged("once", 0), merged("head", 0)
         passes = [Pass(merged("start", p), merged("loop", p), merged("after", p)) for p in range(count)]
         tail = merged("tail", 0)
         asked = [f"{n}_ptr" for n in used.asked if n not in reads]
         self.present = tuple(n for n in used.asked if n not in reads) if suffix == "backward" else self.present
         params = [p for n in (*reads, *kept) for p in self._strided(n, self._axes_of(n))] + asked + writes
         prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
-        lines = [*body, *tail, *(line for p in passes for line in (*p.body, *p.after))]
+        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.body, *p.after))]
         counted = not self.finishing or any("n_reduced" in line for line in lines)
         every = [
             *params, *(f"{n}_part_ptr" for n in parts), "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
@@ -200,6 +209,7 @@ class _RowLowering(Lowering):
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
+            *(["STAGES: tl.constexpr"] if partial else []),
         ]  # fmt: skip
         return RowKernel(
             f"{self.op.name}_{suffix}",
@@ -208,6 +218,7 @@ class _RowLowering(Lowering):
             tuple(prelude),
             tuple(p for p in passes if p.body),
             tail,
+            once,
             partial,
             tuple(parts.items()),
             shared,
@@ -329,6 +340,9 @@ class _RowLowering(Lowering):
             if axes & self.rows.reduced and axes & self.rows.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
                 out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
+            elif self._once(axes):
+                text = f"{name}_once = tl.load({self._address(name, axes)}, mask=within)"
+                out.add("once", 0, [Item(("load", name), (text,))])
             elif not axes & self.rows.reduced:
                 text = f"{self.names[name]} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
                 out.add("head", 0, [Item(("load", name), (text,))])
@@ -337,6 +351,10 @@ class _RowLowering(Lowering):
             if b.name in kept and b.node.serial in reached:
                 text = f"{self.names[b.name]} = {loaded(self._address(b.name, b.node.axes), b.node.kind, 'compute', 'exists')}"
                 out.add("head", 0, [Item(("load", b.name), (text,))])
+
+    def _once(self, axes: frozenset[str]) -> bool:
+        """Whether a tensor is read before the loop over the rows of a program."""
+        return self.summing and bool(axes & self.rows.reduced) and not axes & self.rows.kept
 
     def _row_statements(self, out: _Sections, printer: _RowPrinter, bindings: Iterable[Bound], live: Iterable[Node],
                         levels: dict[int, int], number: int, place: tuple[str, int]) -> None:  # fmt: skip
@@ -370,8 +388,11 @@ class _RowLowering(Lowering):
                 axes = frozenset(tensor.axes)
                 row = f"{name}_row" if axes & self.rows.kept else f"{name}_ptr"
                 address = f"{row} + offset(r, r_at, {name}_reduced_strides)"
-                text = f"{self.names[name]} = {loaded(address, tensor.kind, tensor.dtype, self._mask(axes))}"
-                out.append(Item(("load", name), (text,)))
+                if self._once(axes):
+                    text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
+                else:
+                    text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
+                out.append(Item(("load", name), (f"{self.names[name]} = {text}",)))
         for bound in bindings:
             node = bound.node
             if (

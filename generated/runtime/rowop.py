@@ -14,15 +14,26 @@ from . import layout
 from . import op as base
 from .layout import Axis, Operand, Space
 from .op import Given, Kernel, Launch, Meta, Plan, PointwiseOp, Tensor, cdiv
+from .views import ITEM_SIZES
 
 TILE = 8192
-"""Elements of a tile at most: what a row may have to be read once."""
-CHUNK = 4096
-"""Elements of a step where a row is longer."""
+"""Elements of a tile at most, where it is beside others of its size: sums over the rows, or 64 bits."""
+WHOLE = 32768
+"""Elements of a tile at most else: what a row may have to be read once."""
+CHUNK = 16384
+"""Elements of a step where a row is longer: many warps, so that few rows are at work, and the second pass meets the L2."""
+ROW_BYTES = 8192
+"""Bytes that a program of many rows reads in a step at least."""
+STAGES = 3
+"""Tiles that a program of many rows has in hand at most."""
+SHARED = 96 * 1024
+"""Bytes of shared memory that a program takes for them at most: what every device has."""
+IN_FLIGHT = 32 * 1024
+"""Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
-PROGRAMS = 1024
-"""Programs that fill a device: below that rows are shared."""
+BUSY = 8192
+"""Warps that fill a device: below that rows are shared."""
 
 
 class RowOp(PointwiseOp):
@@ -73,7 +84,10 @@ class RowOp(PointwiseOp):
         values = launch.values
         if not values["LOOP"]:
             return 1
-        return max(1, min(cdiv(PROGRAMS, launch.grid[0]), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535))
+        return max(
+            1,
+            min(cdiv(BUSY, launch.grid[0] * launch.warps), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535),
+        )
 
     def _shared(self, finish: Kernel, launch: Launch, shares: int, result: Mapping[str, Meta], kept: Mapping[str, Meta],
                 compute: str) -> Plan:  # fmt: skip
@@ -128,8 +142,13 @@ class RowOp(PointwiseOp):
             return Plan(grads, zeros=tuple(grads))
         partial = [n for n in grads if f"{n}_part_ptr" in self.backward.abi.names]
         names = {**bound, **self._bind(targets, {**given, **grads})}
+        row_bytes = sum(
+            ITEM_SIZES[m.dtype]
+            for n, m in given.items()
+            if n in known and isinstance(m, Meta) and len(bound[n].extents) == len(extents)
+        )
         launch = self._launch(
-            self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial
+            self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial, row_bytes
         )
         n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
         if not partial:
@@ -187,20 +206,20 @@ class RowOp(PointwiseOp):
     # -------------------------------------------------------------------------------- launches
 
     def _launch(self, kernel: Kernel, bound: Mapping[str, Operand], space: Space, compute: str, stored: Sequence[str],
-                multiprocessors: int, partial: Sequence[str] = ()) -> Launch:  # fmt: skip
+                multiprocessors: int, partial: Sequence[str] = (), row_bytes: int = 1) -> Launch:  # fmt: skip
         import triton.language as tl
 
         dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
         axes = {a for a in space.order if space.extents[a] != 1}
         pattern = self._pattern(list(axes))
         split = base.split_space(space, pattern)
-        tile = Tile.of(split, bool(partial), multiprocessors)
+        tile = Tile.of(split, bool(partial), multiprocessors, row_bytes, compute in ("f32", "i32", "bool"))
         of_rows = kernel is self.backward and any(n.endswith("_part_ptr") for n in kernel.abi.names)
         values: dict[str, Any] = {
             **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
             "span": tile.span if of_rows else split.n_reduced, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
-            "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
+            "STAGES": tile.stages, "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
         }  # fmt: skip
         groups = {
             "kept": [g for g in space.dims if g[0] not in pattern],
@@ -243,7 +262,7 @@ class RowOp(PointwiseOp):
         """Adds up what the programs have, in the order of their numbers."""
         from .sums import sum_partials
 
-        block_k, block_r = (128, 16) if n_reduced >= 64 else (1, 1024)
+        block_k, block_r = (32, 64) if n_reduced >= 32 else (1, 1024)  # columns are few: they need many programs
         settings = {"n_parts": parts, "n_kept": n_reduced, "COMPUTE": launch.values["COMPUTE"], "WIDE": launch.values["WIDE"],
                     "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
         pointers = {"part_ptr": f"{name}_part", "total_ptr": name}
@@ -263,21 +282,35 @@ class Tile:
     """Rows of a program."""
     parts: int
     """Programs."""
+    stages: int = 1
+    """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
 
     @staticmethod
-    def of(split: base.Split, partial: bool, multiprocessors: int) -> Tile:
-        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side."""
+    def of(split: base.Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
+        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
+
+        Args:
+            row_bytes: of an element, in all tensors that have rows and are read.
+            single: whether what is computed has 32 bits.
+        """
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
+        most = 1 << (max(split.n_kept, 1) - 1).bit_length()
         if split.inner_kept and split.n_kept > 1:
-            block_k = min(64, 1 << (split.n_kept - 1).bit_length())
+            block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))
         else:
-            block_r = padded if padded <= TILE else CHUNK
-            block_k = max(1, min(2048 // block_r, 1 << (max(split.n_kept, 1) - 1).bit_length()))
+            whole = WHOLE if single and not partial else TILE
+            block_r = padded if padded <= whole else min(CHUNK if single else TILE // 2, padded // 2)
+            few = ROW_BYTES // row_bytes if partial else 2048 if block_r < 1024 else 1
+            block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
         loop = split.n_reduced > block_r or split.n_reduced == 0
-        warps = min(16, max(4, block_k * block_r // 1024))
+        warps = min(32 if block_r > TILE else 16, max(2, block_k * block_r // 512))
         rows = cdiv(split.n_kept, block_k)
-        parts = max(1, min(rows, 2 * multiprocessors)) if partial else rows
+        if not partial:
+            return Tile(block_k, block_r, loop, warps, block_k, rows)
+        size = row_bytes * block_k * block_r
+        stages = 1 if loop else max(1, min(STAGES, 1 + SHARED // size))
+        parts = max(1, min(rows, max(1, min(3, IN_FLIGHT // size)) * multiprocessors))
         span = cdiv(rows, parts) * block_k
-        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1)
+        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1, stages)
