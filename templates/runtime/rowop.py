@@ -145,7 +145,7 @@ class RowOp(PointwiseOp):
         row_bytes = sum(
             ITEM_SIZES[m.dtype]
             for n, m in given.items()
-            if n in known and isinstance(m, Meta) and len(bound[n].extents) == len(extents)
+            if n in known and n in bound and isinstance(m, Meta) and len(bound[n].extents) == len(extents)
         )
         launch = self._launch(
             self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial, row_bytes
