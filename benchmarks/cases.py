@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from generated.runtime.layout import parse_dims
-from generated.runtime.op import Meta
+from generated.runtime.plan import Meta
 from generated.runtime.testing import TORCH, Case
 from generated.runtime.views import FLOATS, INTS, ITEM_SIZES
 
@@ -272,8 +272,8 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
         return 0
     launched = [n for n in launched if not _shared(op, n, launched, given)]
     everything = {**given, **outputs}
-    kernel = getattr(op, "backward", None)
-    pointers = {p.name for p in kernel.abi.params} if kernel is not None else None
+    stages = getattr(op, "backward", ())
+    pointers = {p.name for s in stages for p in s.kernel.abi.params} if stages else None
     cotangents = [
         n for n, o in outputs.items() if o.is_floating_point() and (pointers is None or f"d{n}_ptr" in pointers)
     ]

@@ -176,12 +176,18 @@ def _scan(b: Builder, node: Node, g: Node) -> Parts:
     g = b.expand(g, (axis,))
     if name == "cumsum":
         return _plain(b.scan("cumsum", (g,), axis, not reverse, exclusive))
-    if name != "cumprod":
-        raise NoDerivative(f"the scan `{name}` has no derivative in the table")
+    step = -1 if reverse else 1
+    if name == "linear":
+        # r[i] = b[i] + a[i] * r[i - 1]: what reaches r[i] is h[i] = g[i] + a[i + 1] * h[i + 1].
+        a, start = node.args
+        following = b.at(b.expand(a, (axis,)), {axis: b.op("add", b.index(axis), step)}, b.const(0.0))
+        h = b.scan("linear", (following, g), axis, not reverse, False)
+        previous = b.at(node, {axis: b.op("sub", b.index(axis), step)}, b.const(0.0))
+        both = ((a, b.op("mul", h, previous)), (start, h))
+        return [_summed(b, Contribution(None, value), node.axes, arg) for arg, value in both]
     if exclusive:
         raise NoDerivative("an exclusive cumprod has no derivative in the table")
     # dx[i] = (product before i) * w[i], with w[i] = g[i] + x[i + 1] * w[i + 1]: no division, so zeros are no trouble.
-    step = -1 if reverse else 1
     following = b.at(x, {axis: b.op("add", b.index(axis), step)}, b.const(0.0))
     tail = b.scan("linear", (following, g), axis, not reverse, False)
     before = b.scan("cumprod", (x,), axis, reverse, True)

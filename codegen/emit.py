@@ -22,7 +22,8 @@ from codegen import manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
-from codegen.lower import Module, natural, python
+from codegen.ir import Tensor
+from codegen.lower import Module, StageText, natural, python
 from codegen.lower_rows import lowered
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, schedule
@@ -31,6 +32,7 @@ from codegen.spec import (
     AttrDecl,
     Axes,
     Call,
+    Dim,
     Expr,
     Name,
     Number,
@@ -109,33 +111,35 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
 
 def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> GeneratedFile:
     module = lowered(plan, config.mode)
-    template = f"{plan.schedule}.py.j2"
-    source = _environment().get_template(template).render(**_context(plan, module))
+    source = _environment().get_template("module.py.j2").render(**_context(plan, module))
     text = formatted(source)
     _check_module(plan.name, text)
-    parts = ("_op.j2",) if plan.rows is None else ("_op.j2", "_passes.j2")
-    sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in (template, *parts)))
+    nests = sorted({k.nest for k in module.kernels})
+    parts = ("module.py.j2", "_op.j2", *(f"_{n}.j2" for n in nests), *(("_passes.j2",) if "rows" in nests else ()))
+    sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in parts))
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
 
 
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     op = plan.op
-    kernels = [k for k in (m.forward, m.finish, m.backward) if k is not None]
-    body = "\n".join(k.text for k in kernels)
+    body = "\n".join(k.text for k in m.kernels)
+    nests = {k.nest for k in m.kernels}
     helpers = (
-        ({"tile"} if plan.rows is None else set())
-        | ({"coordinates", "offset"} if any(k.strided for k in kernels) else set())
+        ({"tile"} if "elements" in nests else set())
+        | ({"coordinates", "offset"} if any(k.strided for k in m.kernels) else set())
         | {name for name in ("scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
     )
     host = " ".join(t for _, t in (*m.scalars, *m.choices))
     axis = next((a for a in op.attrs if a.axis), None)
     requires = _requires(plan)
     return {
-        "m": m, "op": op, "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
-        "helpers": sorted(helpers), "uses_host": "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)]),
-        "summed": [f"d{n}" for n in plan.summed], "base": "PointwiseOp" if plan.rows is None else "RowOp", "rows": _rows(plan, m.backward is not None),
+        "m": m, "op": op, "nests": nests, "stages": {"Rowwise" if k == "rows" else "Elementwise" for k in nests},
+        "saved": [_made(t, plan) for t in plan.saved if m.backward], "scratch": [_made(t, plan) for t in plan.scratch],
+        "forward": [_stage(plan, t) for t in m.forward], "backward": [_stage(plan, t) for t in m.backward],
+        "needs_elements": plan.needs_elements, "updates": [(n, _when(w)) for n, w in m.updates], "buffers": [_tensor(t) for t in op.buffers], "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
+        "helpers": sorted(helpers), "runtime": [n for n, there in (("host", "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)])), ("rows", "rows" in nests)) if there],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
-        "outputs": [_tensor(t, plan) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
+        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
@@ -148,21 +152,28 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(plan: OpPlan, training: bool) -> dict[str, Any] | None:
-    """What the class of a row op states: the reduced axes, and the statistics that are kept."""
-    if plan.rows is None:
-        return None
-    graph = plan.graphs[0][1]
-    order = [*graph.axes]
-    packs = {a.name for a in graph.axes.values() if a.pack and a.name != "..."}
-    nodes = {b.name: b.node for _, g in plan.graphs for b in g.bindings}
-    saved = []
-    for name in plan.rows.saved if training else ():
-        dims = ", ".join(f"{a}..." if a in packs else a for a in order if a in nodes[name].axes)
-        saved.append(f'Tensor("{name}", "{dims}", "{"compute" if nodes[name].kind == "float" else "i64"}")')
-    return {
-        "reduced": [a for a in order if a in plan.rows.reduced], "saved": saved, "needs_elements": plan.rows.needs_elements,
-    }  # fmt: skip
+def _stage(plan: OpPlan, text: StageText) -> str:
+    """A stage as the class states it."""
+    stage, words = text.stage, [text.kernel.name]
+    when = [f"when={_when(text.when)}"] if text.when else []
+    if stage.nest == "elements":
+        return f"Elementwise.of({', '.join([*words, *when])})"
+    axes = plan.graphs[0][1].axes
+    for name, part in (("kept", stage.kept), ("reduced", stage.reduced)):
+        own = [f'"{a}"' for a in axes if a in part]
+        words.append(f"{name}=({', '.join(own)}{',' if len(own) == 1 else ''})")
+    words += [] if text.finish is None else [f"finish={text.finish.name}"]
+    return f"Rowwise.of({', '.join([*words, *when])})"
+
+
+def _when(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    """Choices and their values, as a dict of tuples."""
+    return "{" + ", ".join(f'"{n}": ({", ".join(v)}{"," if len(v) == 1 else ""})' for n, v in choices) + "}"
+
+
+def _made(tensor: Tensor, plan: OpPlan) -> str:
+    """A tensor that the kernels make themselves."""
+    return f'Tensor("{tensor.name}", "{_spelled(tensor.dims)}", "{tensor.dtype}")'
 
 
 def _over_pack(op: OpSpec, attr: AttrDecl) -> bool:
@@ -201,9 +212,14 @@ def _absent_zero(text: str, op: OpSpec) -> str:
     return f"0.0 if {' or '.join(f'{a} is None' for a in read)} else {text}" if read else text
 
 
-def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:
+def _dims(decl: TensorDecl) -> str:
+    return _spelled(_plain_axes(decl).dims)
+
+
+def _spelled(dims: Sequence[Dim]) -> str:
+    """Dims in the spec's spelling."""
     words = []
-    for dim in _plain_axes(decl).dims:
+    for dim in dims:
         factors = [f.name + (f"={f.fixed}" if f.fixed is not None else "") for f in dim.factors]
         words.append(
             f"({' '.join(factors)})"
@@ -213,7 +229,7 @@ def _dims(decl: TensorDecl, plan: OpPlan | None = None) -> str:
     return ", ".join(words)
 
 
-def _tensor(decl: TensorDecl, plan: OpPlan | None = None) -> str:
+def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = ()) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"']
     if decl.dtype != "float":
         words.append(f'"{decl.dtype}"')
@@ -223,6 +239,13 @@ def _tensor(decl: TensorDecl, plan: OpPlan | None = None) -> str:
         words.append(f'arg="{decl.arg}"')
     if not decl.differentiable:
         words.append("differentiable=False")
+    if decl.indexes:
+        words.append(f'indexes="{decl.indexes}"')
+    if decl.or_attr:
+        words.append(f'unless="{decl.or_attr}"')
+    if chosen:
+        other = ", ".join(f'("{n}", ({", ".join(v)},), "{_spelled(dims)}")' for n, v, dims in chosen)
+        words.append(f"chosen=({other},)")
     return f"Tensor({', '.join(words)})"
 
 
@@ -416,7 +439,7 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
         values = [f'"{e}"' for e in attr.enum] if attr.type == "enum" else ["False", "True"]
         cases = [{**c, attr.name: v} for c in cases for v in values]
     for attr in op.attrs:
-        if attr.axis and (_default(attr) is None or plan.rows is not None):
+        if attr.axis and (_default(attr) is None or plan.schedule == "row"):
             places = ("-1", "0", "None") if attr.all_axes else ("-1", "0")
             cases = [{**c, attr.name: v} for c in cases for v in places]
         elif attr.size:

@@ -6,10 +6,12 @@ that is emitted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from codegen import autodiff
 from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, pretty, spell, walk
-from codegen.lower import KernelText, Module
+from codegen.lower import StageText
 from codegen.lower_rows import lowered
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
@@ -17,6 +19,7 @@ from codegen.rewrite import tidy
 from codegen.safety import check_safety
 from codegen.schedule import OpPlan, bytes_per_element, flops, schedule
 from codegen.spec import OpSpec
+from codegen.stages import Stage
 from codegen.verify import Verdict, verify_op
 
 _ITEMS = (("bf16", 2), ("f32", 4))
@@ -127,17 +130,18 @@ def _plan(verdict: Verdict, report: Report) -> str:
     return "" if plan is None else _section(f"Plan: {plan.schedule}", plan_text(plan))
 
 
-def _half(plan: OpPlan, direction: str, place: int) -> list[str]:
+def _half(direction: str, stages: Sequence[Stage]) -> list[str]:
     """Which calls take their cheaper form where the results are stored in half precision, and which may not."""
     cheap: dict[str, None] = {}
     full: dict[str, None] = {}
-    for _, graph in plan.graphs:
-        bound = (*graph.bindings, *graph.let)
-        for node in walk(_nodes(graph.gradients if place else graph.outputs)):
-            if node.op in TABLE and TABLE[node.op].coarse and not node.host:
-                names = {b.node.serial: b.name for b in reversed(bound) if b.node is not node}
-                found = full if spell(node) in plan.exacting[place] else cheap
-                found[spell(node, names)] = None
+    for stage in stages:
+        for part in stage.parts:
+            bound = (*part.graph.bindings, *part.graph.update_let, *part.graph.let)
+            for node in walk([s.node for s in part.stores]):
+                if node.op in TABLE and TABLE[node.op].coarse and not node.host:
+                    names = {b.node.serial: b.name for b in reversed(bound) if b.node is not node}
+                    found = full if spell(node) in stage.exacting else cheap
+                    found[spell(node, names)] = None
     words = [f"cheaper forms of {', '.join(cheap)}"] if cheap else []
     words += [f"in full, for the result magnifies an error: {', '.join(full)}"] if full else []
     return [f"{direction} in half precision: {'; '.join(words)}"] if words else []
@@ -148,14 +152,25 @@ def plan_text(plan: OpPlan) -> str:
     module = lowered(plan)
     graph = plan.graphs[0][1]
     lines = [f"why: {plan.reason}"]
-    lines += _launches(plan, module) if plan.rows is None else _row_launches(plan, module)
+    for direction, stages in (("forward", module.forward), ("backward", module.backward)):
+        if stages:
+            lines += _launches(plan, direction, stages)
+        if direction == "forward" and plan.saved and module.backward:
+            names = ", ".join(t.name for t in plan.saved)
+            lines.append(
+                f"  kept for the backward, if a gradient is wanted: {names}, fewer values than the operands, in f32 (f64 of f64)"
+            )
+    for name, cotangent, test in module.passes:
+        lines.append(
+            f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
+        )
     for dtype, item in _ITEMS:
         forward, backward = bytes_per_element(plan, item)
         lines.append(
             f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
         )
-    lines += _half(plan, "forward", 0)
-    lines += _half(plan, "backward", 1)
+    lines += _half("forward", plan.forward)
+    lines += _half("backward", plan.backward)
     lines.append(
         f"operations an element: {flops(_nodes(graph.outputs))} forward"
         + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")
@@ -163,61 +178,44 @@ def plan_text(plan: OpPlan) -> str:
     return "\n".join(lines)
 
 
-def _row_launches(plan: OpPlan, module: Module) -> list[str]:
-    """The launches of an op that reduces."""
-    rows = plan.rows
-    assert rows is not None
-    writes = ", ".join(o.name for o in plan.op.outputs)
-    lines = [f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}",
-             f"  {_walks(module.forward)}"]  # fmt: skip
-    if module.finish is not None:
+def _launches(plan: OpPlan, direction: str, stages: Sequence[StageText]) -> list[str]:
+    """The launches of a direction, stage by stage: what each reads, allocates and writes."""
+    total = f"{len(stages)} launches" if len(stages) > 1 else "1 launch"
+    lines = []
+    for number, text in enumerate(stages):
+        stage = text.stage
+        head = f"{direction}: {total}, " if number == 0 else "  then "
+        writes = ", ".join(stage.stored)
+        tail = ", each only if it is needed" if direction == "backward" else ""
+        when = " and ".join(f"{n} is {' or '.join(v)}" for n, v in text.when)
         lines.append(
-            f"  few long rows are shared by several programs: 2 launches, the second, {module.finish.name}, adds up what each has"
+            f"{head}{text.kernel.name}{f' (if {when})' if when else ''}: reads {', '.join(stage.reads) or 'nothing'}; allocates and writes {writes}{tail}"
         )
-    if rows.saved:
-        lines.append(
-            f"  kept for the backward, if a gradient is wanted: {', '.join(rows.saved)}, one value a row in f32 (f64 of f64)"
-        )
-    if module.backward is None:
-        return lines
-    grads = ", ".join(f"d{n}" for n in plan.gradients)
-    reads = ", ".join((*plan.backward_reads, *rows.saved)) or "nothing"
-    lines += [f"backward: 1 launch, {module.backward.name}: reads {reads}; allocates and writes {grads}, each only if it is needed",
-              f"  {_walks(module.backward)}"]  # fmt: skip
-    for name, cotangent, test in module.passes:
-        lines.append(
-            f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
-        )
-    if rows.partial:
-        names = ", ".join(f"d{n}" for n in rows.partial)
-        lines.append(
-            f"  {names}: each program adds up its rows and writes one partial row; one launch of sum_partials each adds these, always in the same order"
-        )
+        lines += _rows(plan, text) if stage.nest == "rows" else []
+        if stage.summed:
+            lines.append(f"  where {', '.join(stage.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
+                         "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
     return lines
 
 
-def _walks(kernel: KernelText) -> str:
-    """How often a kernel reads a row."""
+def _rows(plan: OpPlan, text: StageText) -> list[str]:
+    """How a stage of rows walks, and who shares what."""
+    stage, kernel = text.stage, text.kernel
+    order = [a for a in plan.graphs[0][1].axes]
+    along, each = (", ".join(a for a in order if a in axes) for axes in (stage.reduced, stage.kept))
     count = len(getattr(kernel, "passes", ()))
-    return f"a row is read once where it fits in a tile, else {'once' if count == 1 else f'{count} times'}"
-
-
-def _launches(plan: OpPlan, module: Module) -> list[str]:
-    """The launches of an op whose every element stands for itself."""
-    lines = []
-    writes = ", ".join(o.name for o in plan.op.outputs)
-    lines.append(
-        f"forward: 1 launch, {module.forward.name}: reads {', '.join(plan.forward_reads)}; allocates and writes {writes}"
-    )
-    if module.backward is not None:
-        grads = ", ".join(f"d{n}" for n in plan.gradients)
-        lines.append(f"backward: 1 launch, {module.backward.name}: reads {', '.join(plan.backward_reads) or 'nothing'}; allocates and writes {grads}, "
-                     "each only if it is needed")  # fmt: skip
-        for name, cotangent, test in module.passes:
-            lines.append(
-                f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
-            )
-        if plan.summed:
-            lines.append(f"  where {', '.join(plan.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
-                         "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
+    lines = [
+        f"  rows along ({along}), one for each of ({each}): a row is read once where it fits in a tile, else {'once' if count == 1 else f'{count} times'}"
+    ]
+    if text.finish is not None:
+        lines.append(
+            f"  few long rows are shared by several programs: 2 launches, the second, {text.finish.name}, adds up what each has"
+        )
+    handed = [t.name for t in plan.scratch if t.name in stage.stored]
+    if handed:
+        lines.append(f"  handed to the next stage: {', '.join(handed)}")
+    if stage.partial:
+        lines.append(
+            f"  {', '.join(stage.partial)}: each program adds up its rows and writes one partial row; one launch of sum_partials each adds these, always in the same order"
+        )
     return lines

@@ -64,7 +64,7 @@ _BINARY = {
 }
 _COMPARE = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 _STRUCTURAL = (
-    *MONOIDS, *SCANS[:2], "dot", "at", "add_at", "stack", "index", "size", "uniform", "one_hot", "replace", "stop_gradient",
+    *MONOIDS, *SCANS, "dot", "at", "add_at", "stack", "index", "size", "uniform", "one_hot", "replace", "stop_gradient",
     "cast", "largest",
 )  # fmt: skip
 FUNCTIONS = tuple(sorted([row.name for row in TABLE.values() if row.listed] + list(_STRUCTURAL)))
@@ -153,11 +153,12 @@ class _Inference:
         let, gradients = self._backward()
         sizes = [(s.axis, n) for s in self.op.sizes if (n := self._guarded(s.expr, f"size {s.axis}")) is not None]
         requires = [(r.text, n) for r in self.op.requires if (n := self._guarded(r.expr, "requires")) is not None]
+        conditions = list(self._conditions())
         if len(self.report.errors) > before:
             return None
         graph = Graph(
             self.builder, self.tensors, tuple(forward), tuple(outputs), tuple(updates), tuple(update_let), tuple(let),
-            tuple(gradients), tuple(sizes), tuple(requires), tuple(self._conditions()),
+            tuple(gradients), tuple(sizes), tuple(requires), tuple(conditions),
         )  # fmt: skip
         graph = _folded(graph)
         check(graph)
@@ -182,7 +183,9 @@ class _Inference:
     def _conditions(self) -> Iterator[tuple[Node, bool]]:
         for atom in atoms(self.op, Report()):
             if atom.kind == "condition" and atom.expr is not None:
-                yield self.value(atom.expr), bool(self.variant[atom.key])
+                node = self._guarded(atom.expr, "condition")
+                if node is not None:
+                    yield node, bool(self.variant[atom.key])
 
     # -------------------------------------------------------------------------------- declarations
 
@@ -570,7 +573,7 @@ class _Inference:
             return self._elementwise(call)
         if func in MONOIDS:
             return self._reduction(call)
-        if func in SCANS[:2]:
+        if func in SCANS:
             return self._scan(call)
         if func not in _STRUCTURAL:
             raise Fault(call.func_span, "unknown-function", f"`{func}` is not a function", nearest(func, FUNCTIONS))
@@ -649,13 +652,15 @@ class _Inference:
         return self._typed(lambda: self.builder.reduce(call.func, x, axes, *extra), call.span)
 
     def _scan(self, call: Call) -> Node:
-        given = self._keywords(call, "reverse", "exclusive")
-        (x,) = self._operands(call, 1)
-        axes = self._some_axes(call, call.args[1:])
+        keywords = ("reverse",) if call.func == "linear" else ("reverse", "exclusive")
+        given = self._keywords(call, *keywords)
+        count = 2 if call.func == "linear" else 1
+        operands = self._operands(call, count)
+        axes = self._some_axes(call, call.args[count:])
         if len(axes) != 1:
             raise Fault(call.span, "wrong-arity", f"`{call.func}` runs along one axis")
-        flags = [self._flag(call, given[k]) if k in given else False for k in ("reverse", "exclusive")]
-        return self._typed(lambda: self.builder.scan(call.func, (x,), axes[0], *flags), call.span)
+        reverse, exclusive = (self._flag(call, given[k]) if k in given else False for k in ("reverse", "exclusive"))
+        return self._typed(lambda: self.builder.scan(call.func, operands, axes[0], reverse, exclusive), call.span)
 
     def _flag(self, call: Call, expr: Expr) -> bool:
         if isinstance(expr, Name) and expr.id in ("True", "False"):

@@ -86,7 +86,7 @@ _MODULES = (
     "math", "host", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
 SCHEDULES = ("pointwise", "row", "none")
-_CLASSES = ("Kernel", "PointwiseOp", "RowOp", "Tensor", "Case", "Path")
+_CLASSES = ("Elementwise", "Rowwise", "RuntimeOp", "Tensor", "Case", "Path")
 
 
 def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:
@@ -1033,7 +1033,18 @@ class _OpReader:
         self._default_domains(op)
 
     def _public_names(self, op: OpSpec) -> None:
-        taken = {"call", "torch", "math", "triton", "tl", "Kernel", "PointwiseOp", "Tensor", class_name(op.name)}
+        taken = {
+            "call",
+            "torch",
+            "math",
+            "triton",
+            "tl",
+            "Elementwise",
+            "Rowwise",
+            "RuntimeOp",
+            "Tensor",
+            class_name(op.name),
+        }
         named = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
         for name, span in named:
             if name in taken:

@@ -1,6 +1,7 @@
 """Lowering: plans become the text of kernels, statement by statement as the spec has them.
 
-Takes an `OpPlan`, returns a `Module`: parameter lists and bodies of the kernels, and what the class beside them states.
+Takes an `OpPlan`, returns a `Module`: parameter lists and bodies of the kernels, and what the class beside them states. Here
+is what all stages share, and the elementwise one; `lower_rows` has that of rows.
 
     y = x * s, s = sigmoid(x)  ->  s = sigmoid(x)
                                    y = x * s
@@ -16,7 +17,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from codegen.diagnostics import Report
 from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, spell, walk
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
+from codegen.spec import Axes, Dim, TensorDecl
+from codegen.stages import NoStage, Stage
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
@@ -50,7 +53,7 @@ _KIND_TESTS = {
 """Compile-time tests of what the numbers are that a kernel computes with."""
 
 
-_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_once|_stride_\w+|_\d+|^c\d+)$")
+_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_once|_stride_\w+|_part|_\d+|^c\d+|^size_\w+)$")
 """The endings of names that lowering makes itself."""
 
 
@@ -84,6 +87,8 @@ class KernelText:
     body: tuple[str, ...]
     prelude: tuple[str, ...] = ()
     """Statements that stand before the loop of a kernel that has one."""
+    nest: str = "elements"
+    """The loops around the body: elements, sums (of elements), rows."""
 
     @property
     def text(self) -> str:
@@ -107,13 +112,29 @@ class KernelText:
         return f"def {self.name}(\n{textwrap.indent(filled, '    ')}\n):  # fmt: skip"
 
 
+When = tuple[tuple[str, tuple[str, ...]], ...]
+"""Choices with their values as Python has them."""
+
+
+@dataclass(frozen=True)
+class StageText:
+    """The kernels of one stage."""
+
+    stage: Stage
+    kernel: KernelText
+    finish: KernelText | None = None
+    """The second kernel of a stage whose rows several programs share."""
+    when: When = ()
+    """The choices under which it has something to do."""
+
+
 @dataclass(frozen=True)
 class Module:
     """Everything that a template fills in for one op."""
 
     plan: OpPlan
-    forward: KernelText
-    backward: KernelText | None
+    forward: tuple[StageText, ...]
+    backward: tuple[StageText, ...]
     scalars: tuple[tuple[str, str], ...]
     """Host numbers: parameter name and Python expression over the attrs."""
     choices: tuple[tuple[str, str], ...]
@@ -125,8 +146,15 @@ class Module:
     """Tensors that the backward takes for their presence alone."""
     equals: tuple[tuple[str, str], ...]
     """Gradients that are the gradient of another tensor, before what was broadcast is summed."""
-    finish: KernelText | None = None
-    """The second stage of a forward whose rows several programs share."""
+    updates: tuple[tuple[str, When], ...]
+    """Buffers that are written in place, and when."""
+    chosen: tuple[tuple[str, tuple[tuple[str, tuple[str, ...], tuple[Dim, ...]], ...]], ...]
+    """Outputs whose dims depend on a choice: the choice, its values, and the dims they have then."""
+
+    @property
+    def kernels(self) -> tuple[KernelText, ...]:
+        """Every kernel in the order of launches."""
+        return tuple(k for s in (*self.forward, *self.backward) for k in (s.kernel, s.finish) if k is not None)
 
 
 @dataclass(frozen=True)
@@ -176,6 +204,8 @@ class Printer:
             return self._print(node.args[0])
         if node.op == "cast":
             return self._cast(node), ATOM
+        if node.op == "size":
+            return f"scalar({self.owner.count}, COMPUTE)", ATOM
         if node.op == "largest":
             return f"largest({node.params[0]}_ptr, COMPUTE)", ATOM
         if node.op == "neg" and any(t.node is node for t in self.graph.outputs):
@@ -190,8 +220,8 @@ class Printer:
         return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
 
     def hosted(self, node: Node) -> bool:
-        """Whether the value is computed before the launch."""
-        return node.host and node.op != "const"
+        """Whether the value is computed before the launch; numbers of elements are known where the kernel runs."""
+        return node.host and node.op != "const" and not any(n.op == "size" for n in walk([node]))
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -271,11 +301,6 @@ class Printer:
 # ---------------------------------------------------------------------------------------------- one op
 
 
-def lower(plan: OpPlan, mode: str = "training") -> Module:
-    """The text of an op's kernels. `mode` inference leaves the backward out."""
-    return Lowering(plan).module(mode == "training")
-
-
 class Lowering:
     def __init__(self, plan: OpPlan) -> None:
         self.plan, self.op = plan, plan.op
@@ -285,12 +310,17 @@ class Lowering:
         self.hosted: dict[str, str] = {}
         self.choices: dict[str, str] = {}
         let = plan.op.backward.let if plan.op.backward is not None else ()
-        self.order = {b.name: place for place, b in enumerate((*plan.op.forward, *let))}
+        update = plan.op.update.let if plan.op.update is not None else ()
+        self.order: dict[str, float] = {b.name: place for place, b in enumerate((*plan.op.forward, *update, *let))}
         self.questions: dict[str, str] = {}
         """The atom that each name of a choice asks for."""
         self.imports: dict[str, None] = {}
         self.rounded: set[int] = set()
-        self.present: tuple[str, ...] = ()
+        """Quotients that must be IEEE's."""
+        self.present: list[str] = []
+        self.count = "n"
+        """How many elements there are, as the kernel in hand has it."""
+        self._find_rounded()
         own = f"math.{plan.op.name}"
         self.clashes = any(n.op in TABLE and TABLE[n.op].triton == own for _, g in plan.graphs for n in walk(g.roots()))
         """Whether a function of the runtime's math is called as the op is."""
@@ -300,7 +330,8 @@ class Lowering:
         op = self.op
         out: dict[str, str] = {}
         outputs = [o.name for o in op.outputs]
-        statements = [b.name for _, g in self.plan.graphs for b in (*g.bindings, *g.let)]
+        statements = [b.name for _, g in self.plan.graphs for b in (*g.bindings, *g.update_let, *g.let)]
+        statements += [t.name for t in (*self.plan.saved, *self.plan.scratch)]
         cotangents = [f"d{n}" for n in outputs]
         for name in (*(t.name for t in op.arguments), *outputs, *cotangents):
             out[name] = _unlike(safe(name), out.values())
@@ -406,8 +437,10 @@ class Lowering:
             out += self._block(universe, parts, members, texts, used)
         return out
 
-    def _place(self, key: tuple[str, ...]) -> tuple[int, int]:
+    def _place(self, key: tuple[str, ...]) -> tuple[int, float]:
         """Loads come first, then the statements in the spec's order, then what is stored: what is read is set before."""
+        if key[0] == "finish":
+            return 0, 0
         if key[0] != "let":
             return (0 if key[0] in ("load", "part") else 2), 0
         return 1, self.order[key[1]]
@@ -531,16 +564,79 @@ class Lowering:
 
     # -------------------------------------------------------------------------------- kernels
 
-    def module(self, training: bool) -> Module:
-        self._find_rounded()
-        forward = self._forward()
-        backward = self._backward() if training and self.plan.gradients else None
-        used = {p.partition(": ")[0] for k in (forward, backward) if k is not None for p in k.params}
+    def module(self, forward: Sequence[StageText], backward: Sequence[StageText]) -> Module:
+        """All that a template fills in, of the stages' texts."""
+        texts = [replace(t, when=self._when(t.stage)) for t in (*forward, *backward)]
+        first, second = tuple(texts[: len(forward)]), tuple(texts[len(forward) :])
+        kernels = [k for t in texts for k in (t.kernel, t.finish) if k is not None]
+        used = {p.partition(": ")[0] for k in kernels for p in k.params}
+        chosen = tuple((o.name, dims) for o in self.op.outputs if (dims := self.chosen_dims(o)))
+        updates = self.updates()
+        asked = {n for w in (*(t.when for t in texts), *(w for _, w in updates)) for n, _ in w}
+        asked |= {c for _, dims in chosen for c, _, _ in dims}
         return Module(
-            self.plan, forward, backward, tuple((n, t) for n, t in self.hosted.items() if n in used),
-            tuple((n, t) for n, t in self.choices.items() if n in used), tuple(self._import_lines()), tuple(self.passes()), self.present,
-            tuple(self._equals()),
+            self.plan, first, second, tuple((n, t) for n, t in self.hosted.items() if n in used),
+            tuple((n, t) for n, t in self.choices.items() if n in used | asked), tuple(self._import_lines()), tuple(self.passes()),
+            tuple(self.present), tuple(self._equals()), updates, chosen,
         )  # fmt: skip
+
+    def _when(self, stage: Stage) -> When:
+        """The choices that tell the variants of a stage from the others."""
+        graphs = self.plan.floats if stage.suffix.startswith("backward") else self.plan.graphs
+        return self._telling([v for v, _ in graphs], [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
+
+    def _telling(self, every: Sequence[Variant], part: Sequence[Variant], what: str) -> When:
+        out = []
+        for atom in self.atoms:
+            if atom.kind in ("tensor", "cotangent", "number"):
+                continue
+            values = [x for x in atom.values if any(v[atom.key] == x for v in part)]
+            if len(values) < len({v[atom.key] for v in every}):
+                name, expression = self._choice(atom)
+                if atom.kind != "enum":
+                    self.choices[name] = expression
+                out.append((name, tuple(f'"{x}"' if atom.kind == "enum" else str(x) for x in values), atom.key, values))
+        chosen = [v for v in every if all(v[key] in values for _, _, key, values in out)]
+        if len(chosen) != len(part):
+            raise NoStage(f"{what} is there under choices that no one value of each tells apart")
+        return tuple((name, values) for name, values, _, _ in out)
+
+    def updates(self) -> tuple[tuple[str, When], ...]:
+        """The buffers that are written, each with the choices under which it is."""
+        out = []
+        for decl in self.op.buffers:
+            writing = [
+                v for v, g in self.plan.graphs if any(t.name == decl.name and t.node is not None for t in g.updates)
+            ]
+            there = [v for v, g in self.plan.graphs if decl.name in g.tensors]
+            if writing:
+                out.append((decl.name, self._telling(there, writing, f"the update of `{decl.name}`")))
+        return tuple(out)
+
+    def chosen_dims(self, decl: TensorDecl) -> tuple[tuple[str, tuple[str, ...], tuple[Dim, ...]], ...]:
+        """Other dims of an output than those it has first, with the choice and its values."""
+        out = []
+        shapes: dict[tuple[str, ...], list[Variant]] = {}
+        for variant, graph in self.plan.graphs:
+            shapes.setdefault(graph.tensors[decl.name].axes, []).append(variant)
+        for axes, part in list(shapes.items()):
+            dims = next(g.tensors[decl.name].dims for _, g in self.plan.graphs if g.tensors[decl.name].axes == axes)
+            if axes == first_axes(decl):
+                continue
+            told = self._telling([v for v, _ in self.plan.graphs], part, f"the shape of `{decl.name}`")
+            if len(told) != 1:
+                raise NoStage(f"the shape of `{decl.name}` depends on several choices")
+            out.append((told[0][0], told[0][1], dims))
+        return tuple(out)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has yet."""
+        return _unlike(name, [*self.names.values(), *self.grads.values()])
+
+    def elements(self, stage: Stage) -> StageText:
+        """The kernel of a stage whose every element stands for itself."""
+        self.count = "n_kept * n_reduced" if stage.summed else "n"
+        return StageText(stage, self._backward(stage) if stage.suffix.startswith("backward") else self._forward(stage))
 
     def _find_rounded(self) -> None:
         """Quotients that are floored, rounded or compared must be IEEE's."""
@@ -567,18 +663,18 @@ class Lowering:
         again, other, _ = built(named)
         return (again, other) if len(other) < len(body) else (used, body)
 
-    def _forward(self) -> KernelText:
+    def _forward(self, stage: Stage) -> KernelText:
         def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
             roots = [p for t in graph.outputs for p in _parts(t.node)]
-            out = self.loads(graph, printer, roots, self.plan.forward_reads, graph.bindings)
+            out = self.loads(graph, printer, roots, stage.reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
             for target in graph.outputs:
                 out.append(Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
             return out
 
-        used, body = self._merged(self.plan.graphs, self.plan.exacting[0], items)
-        asked = [f"{n}_ptr" for n in used.asked if n not in self.plan.forward_reads]
-        params = self._read_params(self.plan.forward_reads) + asked
+        used, body = self._merged(self.plan.graphs, stage.exacting, items)
+        asked = [f"{n}_ptr" for n in used.asked if n not in stage.reads]
+        params = self._read_params(stage.reads) + asked
         params += self._write_params([o.name for o in self.op.outputs], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
@@ -595,27 +691,27 @@ class Lowering:
             f"tl.store({at}{_step(name, axis, k)}, {printer.stored(p, kind)}, mask=mask)" for k, p in enumerate(parts)
         ]
 
-    def _backward(self) -> KernelText:
+    def _backward(self, stage: Stage) -> KernelText:
         def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
             targets = [t for t in graph.gradients if t.node is not None]
             roots = [p for t in targets for p in _parts(stripped(t, graph))]
             bindings = (*graph.bindings, *graph.let)
-            out = self.loads(graph, printer, roots, self.plan.backward_reads, bindings)
+            out = self.loads(graph, printer, roots, stage.reads, bindings)
             out += self.statements(graph, printer, bindings, roots, aliases)
             for target in targets:
-                out += self._gradient(graph, printer, target)
+                out += self._gradient(graph, printer, target, stage.summed)
             return out
 
-        used, body = self._merged(self.plan.floats, self.plan.exacting[1], items)
+        used, body = self._merged(self.plan.floats, stage.exacting, items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
-        self.present = tuple(n for n in used.asked if n not in self.plan.backward_reads)
-        reads = self._read_params(self.plan.backward_reads) + [f"{n}_ptr" for n in self.present]
-        if not self.plan.summed:
+        self.present += [n for n in used.asked if n not in stage.reads]
+        reads = self._read_params(stage.reads) + [f"{n}_ptr" for n in self.present]
+        if not stage.summed:
             params = reads + self._write_params([f"d{n}" for n in self.plan.gradients], stacked)
             return self._kernel("backward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
         pointers = [
             p for n in self.plan.gradients
-            for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in self.plan.summed else self._write_params([f"d{n}"], stacked))
+            for p in ([f"d{n}_ptr", f"d{n}_sum_ptr"] if n in stage.summed else self._write_params([f"d{n}"], stacked))
         ]  # fmt: skip
         extents = [
             "kept_sizes",
@@ -630,11 +726,11 @@ class Lowering:
             "backward", reads + pointers, extents, used, body, ["BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr"]
         )
 
-    def _gradient(self, graph: Graph, printer: Printer, target: Target) -> list[Item]:
+    def _gradient(self, graph: Graph, printer: Printer, target: Target, summed: Collection[str]) -> list[Item]:
         """The gradient's statement and its store, or its share of a sum."""
         name, node = target.name, stripped(target, graph)
         grad = self.grads[name]
-        if node.op == "stack" or len(self.plan.gradients) == 1 and not self.plan.summed:
+        if node.op == "stack" or len(self.plan.gradients) == 1 and not summed:
             lines = self._stores(graph, printer, f"d{name}", node)
             if len(self.plan.gradients) > 1:
                 lines = [f"if d{name}_ptr is not None:", *(f"    {line}" for line in lines)]
@@ -645,7 +741,7 @@ class Lowering:
             out.append(Item(("grad", name), (f"{grad} = {text}",)))
             text = grad
         stores = [f"if d{name}_ptr is not None:", f"    tl.store(d{name}_ptr + i, {text}, mask=mask)"]
-        if name in self.plan.summed:
+        if name in summed:
             stores += [f"if d{name}_sum_ptr is not None:", f"    d{name}_sum += tl.where(mask, {text}, 0.0)"]
         return [*out, Item(("store", name), tuple(stores))]
 
@@ -737,7 +833,7 @@ class Lowering:
         ]  # fmt: skip
         if "BLOCK: tl.constexpr" in blocks:
             return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))
-        return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude))
+        return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude), "sums")
 
 
 def _share_stores(texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], own: Mapping[str, str]) -> None:
@@ -814,4 +910,12 @@ def condition_name(text: str) -> str:
     return f"WHEN_{name}" if name[:1].isdigit() else name
 
 
-__all__ = ["KernelText", "Module", "lower", "natural", "python", "safe"]
+def first_axes(decl: TensorDecl) -> tuple[str, ...]:
+    """The axes that a declaration has first, where it has several by choice."""
+    axes = decl.axes
+    while not isinstance(axes, Axes):
+        axes = axes.then
+    return tuple(f.name for d in axes.dims for f in d.factors)
+
+
+__all__ = ["KernelText", "Module", "StageText", "natural", "python", "safe"]

@@ -1,24 +1,24 @@
 """Lowering of rows: the passes over a row, each with its loads, its statements and its reductions.
 
-Takes an `OpPlan` with `rows`, returns a `Module` whose kernels are `RowKernel`s. A value of one element a row (`rstd`) is
-computed between two passes, what has the axes of a row again in each pass that needs it.
+Takes a `Stage` of rows, returns its `RowKernel`s. A value of one element a row (`rstd`) is computed between two passes, what
+has the axes of a row again in each pass that needs it.
 
     rstd = rsqrt(mean(x * x, N) + eps)  ->  pass 1: rstd_mean_acc += tl.where(mask, x * x, 0.0)
-    y = x * rstd                            then:   rstd_mean = rows.total(rstd_mean_acc) / n_reduced
+    y = x * rstd                            then:   rstd_mean = rows.mean(rstd_mean_acc, n_reduced)
                                                     rstd = rsqrt(rstd_mean + eps)
                                             last:   y = x * rstd, and the store
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from codegen.ir import ATOM, Bound, Graph, Node, Target, walk
-from codegen.lower import Item, KernelText, Lowering, Module, Printer, Used, loaded, lower, safe
-from codegen.rows import level, summed
+from codegen.diagnostics import Span
+from codegen.ir import ATOM, Bound, Graph, Node, Tensor, walk
+from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
 from codegen.schedule import OpPlan
-from codegen.variants import Variant
+from codegen.stages import NoStage, Part, Stage, Store
 
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
 
@@ -36,6 +36,7 @@ class Pass:
 class RowKernel(KernelText):
     """A kernel whose programs have whole rows. `body` is what comes before the first pass, and `tail` after the last."""
 
+    nest: str = "rows"
     passes: tuple[Pass, ...] = ()
     tail: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
@@ -47,6 +48,8 @@ class RowKernel(KernelText):
     own."""
     shared: bool = False
     """Whether several programs may each walk over a share of a row."""
+    finishing: bool = False
+    """Whether its elements are what the programs of another kernel have."""
 
     @property
     def text(self) -> str:
@@ -66,21 +69,22 @@ class RowKernel(KernelText):
 
 
 class _RowPrinter(Printer):
-    """Numbers of elements are known where the kernel runs: what is computed of them is no number of the host."""
+    """Prints the nodes of one variant, with what lies along the axes of a row."""
+
+    def __init__(self, rows: _Rows, graph: Graph, used: Used) -> None:
+        super().__init__(rows.owner, graph, used, rows.stage.exacting)
+        self.rows = rows
 
     def _print(self, node: Node) -> tuple[str, int]:
         if node.serial in self.names:
             return self.names[node.serial], ATOM
         if node.op == "size":
-            rows = self.owner.plan.rows
-            assert rows is not None
-            axes = frozenset(node.params)
-            words = [n for n, part in (("n_kept", rows.kept), ("n_reduced", rows.reduced)) if axes & part]
-            return f"scalar({' * '.join(words)}, COMPUTE)", ATOM
+            return f"scalar({self.rows.size(node.params)}, COMPUTE)", ATOM
+        if node.op == "index":
+            return self.rows.coordinate(node.params[0]), ATOM
+        if node.op == "at":
+            return self.rows.taken(node, self), ATOM
         return super()._print(node)
-
-    def hosted(self, node: Node) -> bool:
-        return super().hosted(node) and not any(n.op == "size" for n in walk([node]))
 
 
 @dataclass
@@ -94,117 +98,198 @@ class _Sections:
 
 
 def lowered(plan: OpPlan, mode: str = "training") -> Module:
-    """The text of an op's kernels, whatever its schedule. `mode` inference leaves the backward out."""
-    return lower(plan, mode) if plan.rows is None else lower_rows(plan, mode)
+    """The text of an op's kernels, stage by stage. `mode` inference leaves the backward out, and what is kept for it."""
+    owner = Lowering(plan)
+    training = mode == "training" and bool(plan.gradients)
+    forward = tuple(_lowered(owner, s) for s in plan.stages(training))
+    backward = tuple(_lowered(owner, s) for s in plan.backward) if training else ()
+    return owner.module(forward, backward)
 
 
-def lower_rows(plan: OpPlan, mode: str = "training") -> Module:
-    """The text of an op's row kernels."""
-    return _RowLowering(plan).module(mode == "training")
+def _lowered(owner: Lowering, stage: Stage) -> StageText:
+    return _Rows(owner, stage).text() if stage.nest == "rows" else owner.elements(stage)
 
 
-class _RowLowering(Lowering):
-    def __init__(self, plan: OpPlan) -> None:
-        super().__init__(plan)
-        assert plan.rows is not None
-        self.rows = plan.rows
+def level(node: Node, known: dict[int, int]) -> int:
+    """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
+    for part in walk([node]):
+        if part.serial not in known:
+            most = max((known[a.serial] for a in part.args), default=0)
+            known[part.serial] = most + (part.op == "reduce")
+    return known[node.serial]
+
+
+class _Rows:
+    """The kernels of one stage of rows."""
+
+    def __init__(self, owner: Lowering, stage: Stage) -> None:
+        self.owner, self.stage = owner, stage
+        self.kept, self.reduced = stage.kept, stage.reduced
         self.temps: dict[tuple[str, str, int], str] = {}
-        self.shared = self.finishing = self.summing = False
+        self.finishing = False
         self.parts: dict[str, str] = {}
-        self.finish: RowKernel | None = None
+        self.extra: dict[str, None] = {}
+        """Parameters that indexing along an axis asks for."""
+        self._round()
 
-    def _place(self, key: tuple[str, ...]) -> tuple[int, int]:
-        return (0, 0) if key[0] == "finish" else super()._place(key)
+    def _round(self) -> None:
+        """Quotients of one value a row are IEEE's: one costs nothing beside the row, and what is taken off each element, or divides
+        it, must be the constant that a constant row has."""
+        for part in self.stage.parts:
+            for node in walk([*(s.node for s in part.stores), *(b.node for b in _statements(part.graph))]):
+                if node.op == "div" and not node.host and node.kind == "float" and not self._tile(node):
+                    self.owner.rounded.add(node.serial)
 
     def _tile(self, node: Node) -> bool:
-        return bool(node.axes & self.rows.reduced)
+        return bool(node.axes & self.reduced)
 
-    def _find_rounded(self) -> None:
-        """So are all of one value a row: a quotient costs nothing beside the row, and what is taken off each element, or
-        divides it, must be the constant that a constant row has."""
-        super()._find_rounded()
-        for _, graph in self.plan.graphs:
-            for node in walk([*graph.roots(), *(b.node for b in (*graph.bindings, *graph.let))]):
-                if node.op == "div" and not node.host and node.kind == "float" and not self._tile(node):
-                    self.rounded.add(node.serial)
+    def text(self) -> StageText:
+        kernel = self._kernel(self.stage.suffix, self.stage.parts)
+        finish = None
+        if kernel.parts:
+            self.finishing = True
+            finish = self._kernel(
+                f"{self.stage.suffix}_finish" if self.stage.suffix != "forward" else "finish", self._shareable()
+            )
+            self.finishing = False
+        return StageText(self.stage, kernel, finish)
+
+    def _shareable(self) -> tuple[Part, ...]:
+        """The variants in which several programs may share a row: one pass, and nothing is stored that has elements."""
+        if self.stage.partial:
+            return ()
+        return tuple(
+            p for p in self.stage.parts
+            if self._depth(p) == 1 and not any(s.axes & self.reduced for s in p.stores)
+        )  # fmt: skip
+
+    def _depth(self, part: Part) -> int:
+        """How many passes come before the last."""
+        levels: dict[int, int] = {}
+        return max((level(s.node, levels) for s in part.stores), default=0)
+
+    def _last(self, part: Part) -> int:
+        """The pass that stores: the same for all variants if their results have the same axes, so that each is stored in one place."""
+        axes: dict[str, set[frozenset[str]]] = {}
+        for p in self.stage.parts:
+            for s in p.stores:
+                axes.setdefault(s.name, set()).add(s.axes)
+        alike = all(len(found) == 1 for found in axes.values())
+        return max(self._depth(p) for p in self.stage.parts) if alike else self._depth(part)
+
+    # -------------------------------------------------------------------------------- what a value is called, and where it is
+
+    def size(self, axes: Sequence[str]) -> str:
+        """A number of elements."""
+        asked = frozenset(axes)
+        words = [n for n, part in (("n_kept", self.kept), ("n_reduced", self.reduced)) if part and part <= asked]
+        left = asked - frozenset[str]().union(*(part for part in (self.kept, self.reduced) if part <= asked))
+        for axis in sorted(left):
+            words.append(self._extent(axis))
+        return " * ".join(words) or "1"
+
+    def _extent(self, axis: str) -> str:
+        if not axis.isidentifier():
+            raise NoStage(f"`size` of `{axis}` among others that a kernel has no count of")
+        self.extra[f"size_{axis}: tl.int64"] = None
+        return f"size_{axis}"
+
+    def coordinate(self, axis: str) -> str:
+        """Where an element lies along an axis."""
+        packs = [a.name for p in self.stage.parts for a in p.graph.axes.values() if a.pack]
+        if axis not in packs:
+            for word, axes in (("r", self.reduced), ("k", self.kept)):
+                if axes == {axis}:
+                    return word
+        word = "r" if axis in self.reduced else "k"
+        self.extra[f"{axis}_index_strides"] = None
+        return f"offset({word}, {word}_at, {axis}_index_strides)"
+
+    def taken(self, node: Node, printer: Printer) -> str:
+        """One element along an axis of a tensor, by an index that a tensor gives or that is computed."""
+        source, index = node.args[0], node.args[1]
+        if source.op != "read" or len(node.params[0]) != 1 or node.params[1] or node.kind != "float":
+            raise NoStage("`at` of what is no float tensor of the caller, by several axes, or with `fill`")
+        axis, name = node.params[0][0], source.params[0]
+        self.extra |= {f"{name}_stride_{axis}: tl.int64": None, f"size_{axis}: tl.int64": None}
+        axes = source.axes - {axis}
+        index_text = printer.text(index)
+        mask = self._mask(node.axes)
+        return (
+            f"rows.take({self._address(name, axes)}, {index_text}, {name}_stride_{axis}, size_{axis}, {mask}, COMPUTE)"
+        )
+
+    def axes_of(self, name: str) -> frozenset[str]:
+        """The axes of a tensor in any variant."""
+        out = frozenset[str]()
+        for part in self.stage.parts:
+            if name in part.graph.tensors:
+                out |= frozenset(part.graph.tensors[name].axes)
+            out = out.union(*(s.axes for s in part.stores if s.name == name))
+        return out
+
+    def _name(self, name: str) -> str:
+        return self.owner.names.get(name) or safe(name)
+
+    def _strided(self, name: str) -> list[str]:
+        axes = self.axes_of(name)
+        return [
+            f"{name}_ptr",
+            *([f"{name}_kept_strides"] if axes & self.kept else []),
+            *([f"{name}_reduced_strides"] if axes & self.reduced else []),
+        ]
+
+    def _address(self, name: str, axes: frozenset[str]) -> str:
+        words = [f"{name}_ptr"]
+        words += [f"offset(k, k_at, {name}_kept_strides)"] if axes & self.kept else []
+        words += [f"offset(r, r_at, {name}_reduced_strides)"] if axes & self.reduced else []
+        return " + ".join(words)
+
+    def _mask(self, axes: frozenset[str]) -> str:
+        kept, reduced = axes & self.kept, axes & self.reduced
+        return "mask" if kept and reduced else "within" if reduced else "exists"
 
     # -------------------------------------------------------------------------------- kernels
 
-    def module(self, training: bool) -> Module:
-        if not training or not self.plan.gradients:  # nothing reads them
-            self.rows = replace(self.rows, saved=())
-        out = super().module(training)
-        return replace(out, finish=self.finish)
-
-    def _forward(self) -> KernelText:
-        def targets(graph: Graph) -> list[tuple[str, Node, Target | None]]:
-            saved = [(b.name, b.node, None) for b in graph.bindings if b.name in self.rows.saved]
-            return [*((t.name, t.node, t) for t in graph.outputs if t.node is not None), *saved]
-
-        names = [o.name for o in self.op.outputs]
-        writes = [p for n in (*names, *self.rows.saved) for p in self._strided(n, self._axes_of(n))]
-        optional = set(self.rows.saved)
-        arguments = (self.plan.graphs, self.plan.forward_reads, (), targets, writes, optional, self.plan.exacting[0])
-        self.shared = self._shareable(targets)
-        kernel = self._kernel_of("forward", *arguments)
-        if self.shared:
-            self.finishing = True
-            self.finish = self._kernel_of("finish", *arguments)
-            self.finishing = False
-        return kernel
-
-    def _shareable(self, targets: Callable[[Graph], list[tuple[str, Node, Target | None]]]) -> bool:
-        """Whether several programs may share a row: one pass, and nothing is stored that has elements."""
-        graphs = [g for _, g in self.plan.graphs]
-        deep = any(self._depth(g, targets(g), ()) != 1 for g in graphs)
-        tiled = any(self._axes_at(n, t, g) & self.rows.reduced for g in graphs for n, _, t in targets(g))
-        return len(graphs) == 1 and not deep and not tiled
-
-    def _backward(self) -> KernelText:
-        def targets(graph: Graph) -> list[tuple[str, Node, Target | None]]:
-            return [(f"d{t.name}", t.node, t) for t in graph.gradients if t.node is not None]
-
-        whole = [n for n in self.plan.gradients if n not in self.rows.partial]
-        writes = [p for n in whole for p in self._strided(f"d{n}", self._axes_of(n))]
-        writes += [f"d{n}_part_ptr" for n in self.rows.partial]
-        optional = {f"d{n}" for n in self.plan.gradients} if len(self.plan.gradients) > 1 else set()
-        kernel = self._kernel_of(
-            "backward", self.plan.floats, self.plan.backward_reads, self.rows.saved, targets, writes, optional,
-            self.plan.exacting[1],
-        )  # fmt: skip
-        return kernel
-
-    def _kernel_of(self, suffix: str, graphs: Sequence[tuple[Variant, Graph]], reads: Sequence[str], kept: Sequence[str],
-                   targets: Callable[[Graph], list[tuple[str, Node, Target | None]]], writes: list[str],
-                   optional: Collection[str], exacting: Collection[str]) -> RowKernel:  # fmt: skip
-        used = Used()
-        self.summing = suffix == "backward" and bool(self.rows.partial)
-        if self.finishing:  # the elements were read by the first stage
-            reads = [n for n in reads if not self._axes_of(n) & self.rows.reduced]
-        last = max(self._depth(g, targets(g), kept) for _, g in graphs)
-        sections = {
-            v: self._sections(g, _RowPrinter(self, g, used, exacting), reads, kept, targets(g), optional, last)
-            for v, g in graphs
-        }
-        partial = tuple(f"d{n}" for n in self.rows.partial) if suffix == "backward" else ()
-        parts = self.parts if suffix != "backward" and self.shared else {}
-        shared = suffix != "finish" and not partial and (last == 0 or bool(parts))
+    def _kernel(self, suffix: str, parts: Sequence[Part]) -> RowKernel:
+        owner, used = self.owner, Used()
+        reads = list(self.stage.reads)
+        if self.finishing:  # the elements were read by the first kernel
+            reads = [n for n in reads if not self.axes_of(n) & self.reduced]
+        self.parts = {}
+        sections = {p.variant: self._sections(p, _RowPrinter(self, p.graph, used), reads) for p in parts}
+        stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
+        partial = self.stage.partial
+        shareable = self._shareable()
+        split = dict(self.parts) if shareable and not self.finishing and self._alike(shareable) else {}
+        free = any(self._depth(p) == 0 for p in parts)
+        shared = (
+            not self.finishing
+            and not partial
+            and (bool(split) or free and all(p in shareable or self._depth(p) == 0 for p in parts))
+        )
 
         def merged(place: str, number: int) -> tuple[str, ...]:
-            return tuple(self.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
+            return tuple(owner.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
         once, body = merged("once", 0), merged("head", 0)
         passes = [Pass(merged("start", p), merged("loop", p), merged("after", p)) for p in range(count)]
         tail = merged("tail", 0)
-        asked = [f"{n}_ptr" for n in used.asked if n not in reads]
-        self.present = tuple(n for n in used.asked if n not in reads) if suffix == "backward" else self.present
-        params = [p for n in (*reads, *kept) for p in self._strided(n, self._axes_of(n))] + asked + writes
-        prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
-        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.body, *p.after))]
+        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
+        asked = [n for n in used.asked if n not in reads]
+        owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
+        params = [p for n in reads for p in self._strided(n)] + [f"{n}_ptr" for n in asked]
+        whole = [p for n in stored if n not in reads and n not in partial for p in self._strided(n)]
+        params += [
+            *whole,
+            *(f"{n}_part_ptr" for n in partial),
+            *(f"{n}_part_ptr" for n in split or (self.parts if self.finishing else ())),
+        ]
+        extra = [p for p in self.extra if any(p.partition(":")[0] in line for line in lines)]
         counted = not self.finishing or any("n_reduced" in line for line in lines)
         every = [
-            *params, *(f"{n}_part_ptr" for n in parts), "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
+            *params, *extra, "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
             *(["n_reduced: tl.int64"] if counted else []), *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if partial or shared else []),
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
@@ -212,107 +297,83 @@ class _RowLowering(Lowering):
             *(["STAGES: tl.constexpr"] if partial else []),
         ]  # fmt: skip
         return RowKernel(
-            f"{self.op.name}_{suffix}",
-            tuple(every),
-            body,
-            tuple(prelude),
-            tuple(p for p in passes if p.body),
-            tail,
-            once,
-            partial,
-            tuple(parts.items()),
-            shared,
-        )
+            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
+            tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+        )  # fmt: skip
 
-    def _axes_of(self, name: str) -> frozenset[str]:
-        """The axes of a tensor, or of a kept statement."""
-        for _, graph in self.plan.graphs:
-            if name in graph.tensors:
-                return frozenset(graph.tensors[name].axes)
-            found = [b.node.axes for b in graph.bindings if b.name == name]
-            if found:
-                return found[0]
-        return frozenset()
+    def _alike(self, parts: Sequence[Part]) -> bool:
+        """Whether all of them reduce to the same names: a program has one set of them."""
+        texts = {tuple(self._reductions(p)) for p in parts}
+        return len(texts) == 1
 
-    def _axes_at(self, name: str, target: Target | None, graph: Graph) -> frozenset[str]:
-        """The axes of what a target is stored to."""
-        return self._axes_of(target.name if target is not None and target in graph.gradients else name)
-
-    def _strided(self, name: str, axes: frozenset[str]) -> list[str]:
-        return [
-            f"{name}_ptr",
-            *([f"{name}_kept_strides"] if axes & self.rows.kept else []),
-            *([f"{name}_reduced_strides"] if axes & self.rows.reduced else []),
-        ]
-
-    def _address(self, name: str, axes: frozenset[str]) -> str:
-        words = [f"{name}_ptr"]
-        words += [f"offset(k, k_at, {name}_kept_strides)"] if axes & self.rows.kept else []
-        words += [f"offset(r, r_at, {name}_reduced_strides)"] if axes & self.rows.reduced else []
-        return " + ".join(words)
-
-    def _mask(self, axes: frozenset[str]) -> str:
-        kept, reduced = axes & self.rows.kept, axes & self.rows.reduced
-        return "mask" if kept and reduced else "within" if reduced else "exists"
+    def _reductions(self, part: Part) -> list[str]:
+        levels: dict[int, int] = {}
+        for s in part.stores:
+            level(s.node, levels)
+        owners = self._owners(part)
+        nodes = [n for n in self._below([s.node for s in part.stores], ()) if n.op == "reduce"]
+        return [self._reduction_name(n, owners, (), set()) for n in nodes]
 
     # -------------------------------------------------------------------------------- one variant
 
-    def _sections(self, graph: Graph, printer: _RowPrinter, reads: Sequence[str], kept: Sequence[str],
-                  targets: list[tuple[str, Node, Target | None]], optional: Collection[str], last: int) -> _Sections:  # fmt: skip
+    def _sections(self, part: Part, printer: _RowPrinter, reads: Sequence[str]) -> _Sections:
         out = _Sections()
-        bindings = graph.bindings if any(t in graph.outputs for _, _, t in targets) else self._backward_names(graph)
-        owners = [
-            *((b.node, self.names[b.name]) for b in bindings),
-            *((n, self._own(n, t, graph, name)) for name, n, t in targets),
-        ]
-        for b in graph.bindings:
-            if b.name in kept:
-                printer.names[b.node.serial] = self.names[b.name]
-        given = set(printer.names)
-        roots = [self._term(n, t, graph) for _, n, t in targets]
+        graph, last = part.graph, self._last(part)
+        roots = [s.node for s in part.stores]
         live = list(self._below(roots, printer.names))
+        bindings = self._with_taken(self._bindings(part), live)
+        owners = self._owners(part)
+        given = set(printer.names)
         levels: dict[int, int] = {serial: 0 for serial in printer.names}
         for node in live:
             level(node, levels)
-        self._head(out, graph, printer, live, reads, kept)
+        self._head(out, graph, live, reads)
         self._row_statements(out, printer, bindings, live, levels, 0, ("head", 0))
         reductions = [n for n in live if n.op == "reduce"]
         for number in range(last):
             now = [n for n in reductions if levels[n.serial] == number + 1]
-            self._pass(
-                out,
-                graph,
-                printer,
-                bindings,
-                reads,
-                number,
-                [(n, self._name_of(n, owners, printer.names, given)) for n in now],
-            )
+            named = [(n, self._reduction_name(n, owners, printer.names, given)) for n in now]
+            self._pass(out, graph, printer, bindings, reads, number, named)
             self._row_statements(out, printer, bindings, live, levels, number + 1, ("after", number))
-        self._last_pass(out, graph, printer, bindings, reads, last, targets, optional)
+        self._last_pass(out, part, printer, bindings, reads, last)
         return out
 
+    def _owners(self, part: Part) -> list[tuple[Node, str]]:
+        return [
+            *((b.node, self._name(b.name)) for b in self._bindings(part)),
+            *((s.node, self._own(s)) for s in part.stores),
+        ]
+
+    def _own(self, store: Store) -> str:
+        return self.owner.grads[store.gradient] if store.gradient else self._name(store.name)
+
     @staticmethod
-    def _backward_names(graph: Graph) -> tuple[Bound, ...]:
+    def _bindings(part: Part) -> tuple[Bound, ...]:
         """All statements; what an output and the backward's own text both name has the backward's name."""
+        graph = part.graph
+        if not any(s.gradient for s in part.stores):
+            return (*graph.bindings, *graph.update_let)
         outputs, own = {t.name for t in graph.outputs}, {b.node.serial for b in graph.let}
         return (*(b for b in graph.bindings if b.name not in outputs or b.node.serial not in own), *graph.let)
 
-    def _depth(self, graph: Graph, targets: list[tuple[str, Node, Target | None]], kept: Sequence[str]) -> int:
-        """How many passes come before the last: the same for all variants, so that they store in one place."""
-        levels = {b.node.serial: 0 for b in graph.bindings if b.name in kept}
-        return max((level(self._term(n, t, graph), levels) for _, n, t in targets), default=0)
-
-    def _over_rows(self, target: Target | None, graph: Graph) -> bool:
-        return target is not None and target in graph.gradients and target.name in self.rows.partial
-
-    def _term(self, node: Node, target: Target | None, graph: Graph) -> Node:
-        """What is stored, or is summed over the rows."""
-        return (
-            node.args[0]
-            if target is not None and target in graph.gradients and summed(target, graph, self.rows.kept)
-            else node
-        )
+    def _with_taken(self, bindings: Sequence[Bound], live: Sequence[Node]) -> list[Bound]:
+        """The statements, with one for each element that is taken inside a formula: it is loaded by a statement of its own."""
+        named = {b.node.serial for b in bindings}
+        out = list(bindings)
+        for node in live:
+            if node.op != "at" or node.serial in named:
+                continue
+            place = next((i for i, b in enumerate(out) if any(n is node for n in walk([b.node]))), len(out))
+            name = self.owner.fresh(f"{self._name(node.args[0].params[0])}_at")
+            before = (
+                self.owner.order.get(out[place].name, len(self.owner.order))
+                if place < len(out)
+                else len(self.owner.order)
+            )
+            self.owner.order.setdefault(name, before - 0.5)
+            self.owner.names.setdefault(name, name)
+            out.insert(place, Bound(name, node, Span("", 0, 0, 0)))
+        return out
 
     @staticmethod
     def _below(roots: Iterable[Node], named: Collection[int]) -> Iterable[Node]:
@@ -329,32 +390,43 @@ class _RowLowering(Lowering):
                 if node.serial not in named:
                     stack += [(a, False) for a in reversed(node.args)]
 
-    def _head(self, out: _Sections, graph: Graph, printer: _RowPrinter, live: list[Node], reads: Sequence[str],
-              kept: Sequence[str]) -> None:  # fmt: skip
+    @staticmethod
+    def _whole_reads(live: Sequence[Node]) -> set[str]:
+        """The tensors that are read element by element, not only taken from by an index."""
+        roots = {n.serial for n in live}
+        taken = {n.args[0].serial for n in live if n.op == "at"}
+        used = {a.serial for n in live if n.op != "at" for a in n.args} | {
+            a.serial for n in live if n.op == "at" for a in n.args[1:]
+        }
+        return {
+            n.params[0]
+            for n in live
+            if n.op == "read" and (n.serial not in taken or n.serial in used) and n.serial in roots
+        }
+
+    def _head(self, out: _Sections, graph: Graph, live: list[Node], reads: Sequence[str]) -> None:
         """Where a row begins in each tensor, and loads of what has one value a row."""
+        whole = self._whole_reads(live)
         for name in reads:
             tensor = graph.tensors.get(name)
-            if tensor is None or not any(n.op == "read" and n.params[0] == name for n in live):
+            if tensor is None or name not in whole:
                 continue
             axes = frozenset(tensor.axes)
-            if axes & self.rows.reduced and axes & self.rows.kept:
+            if axes & self.reduced and axes & self.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
                 out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
-            elif self._once(axes):
+            elif self._once(tensor):
                 text = f"{name}_once = tl.load({self._address(name, axes)}, mask=within)"
                 out.add("once", 0, [Item(("load", name), (text,))])
-            elif not axes & self.rows.reduced:
-                text = f"{self.names[name]} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
+            elif not axes & self.reduced:
+                text = f"{self._name(name)} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
                 out.add("head", 0, [Item(("load", name), (text,))])
-        reached = {n.serial for n in live}
-        for b in graph.bindings:
-            if b.name in kept and b.node.serial in reached:
-                text = f"{self.names[b.name]} = {loaded(self._address(b.name, b.node.axes), b.node.kind, 'compute', 'exists')}"
-                out.add("head", 0, [Item(("load", b.name), (text,))])
 
-    def _once(self, axes: frozenset[str]) -> bool:
+    def _once(self, tensor: Tensor) -> bool:
         """Whether a tensor is read before the loop over the rows of a program."""
-        return self.summing and bool(axes & self.rows.reduced) and not axes & self.rows.kept
+        axes = frozenset(tensor.axes)
+        alike = bool(axes & self.reduced) and not axes & self.kept
+        return bool(self.stage.partial) and alike and tensor.kind == "float"
 
     def _row_statements(self, out: _Sections, printer: _RowPrinter, bindings: Iterable[Bound], live: Iterable[Node],
                         levels: dict[int, int], number: int, place: tuple[str, int]) -> None:  # fmt: skip
@@ -369,7 +441,7 @@ class _RowLowering(Lowering):
             out.add(*place, [self._statement(printer, bound)])
 
     def _statement(self, printer: _RowPrinter, bound: Bound) -> Item:
-        text, name = printer.text(bound.node), self.names[bound.name]
+        text, name = printer.text(bound.node), self._name(bound.name)
         printer.names[bound.node.serial] = name
         comment = f"  # {bound.comment}" if bound.comment else ""
         return Item(("let", bound.name), (*(f"# {c}" for c in bound.above), f"{name} = {text}{comment}"))
@@ -378,21 +450,19 @@ class _RowLowering(Lowering):
                   roots: list[Node]) -> list[Item]:  # fmt: skip
         """Loads and statements of one pass; the names they give hold in this pass alone."""
         live = list(self._below(roots, printer.names))
-        reached = {n.serial for n in live}
+        reached, whole = {n.serial for n in live}, self._whole_reads(live)
         out = []
         for name in reads:
             tensor = graph.tensors.get(name)
-            if tensor is None or not frozenset(tensor.axes) & self.rows.reduced:
+            if tensor is None or not frozenset(tensor.axes) & self.reduced or name not in whole:
                 continue
-            if any(n.op == "read" and n.params[0] == name for n in live):
-                axes = frozenset(tensor.axes)
-                row = f"{name}_row" if axes & self.rows.kept else f"{name}_ptr"
-                address = f"{row} + offset(r, r_at, {name}_reduced_strides)"
-                if self._once(axes):
-                    text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
-                else:
-                    text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
-                out.append(Item(("load", name), (f"{self.names[name]} = {text}",)))
+            axes = frozenset(tensor.axes)
+            row = f"{name}_row" if axes & self.kept else f"{name}_ptr"
+            address = f"{row} + offset(r, r_at, {name}_reduced_strides)"
+            text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
+            if self._once(tensor):
+                text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
+            out.append(Item(("load", name), (f"{self._name(name)} = {text}",)))
         for bound in bindings:
             node = bound.node
             if (
@@ -418,7 +488,7 @@ class _RowLowering(Lowering):
             )
             self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
-                self.use(f"math.{node.params[0]}imum")
+                self.owner.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), (start,))])
             out.add("loop", number, [Item(("acc", name), (step,))])
             finished.append((node, name, finish))
@@ -427,13 +497,8 @@ class _RowLowering(Lowering):
             out.add("after", number, [Item(("finish", name), (finish,))])
             printer.names[node.serial] = name
 
-    def _own(self, node: Node, target: Target | None, graph: Graph, name: str) -> str:
-        return (
-            self.grads[target.name] if target is not None and target in graph.gradients else self.names.get(name, name)
-        )
-
-    def _name_of(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
-                 given: set[int]) -> str:  # fmt: skip
+    def _reduction_name(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
+                        given: set[int]) -> str:  # fmt: skip
         """A reduction's name: its statement's, or made of the word and the statement it stands in first. Variants share it."""
         owner = next(((n, name) for n, name in owners if any(part is node for part in self._below([n], known))), None)
         assert owner is not None
@@ -448,48 +513,50 @@ class _RowLowering(Lowering):
         key = (owner[1], word, next(i for i, n in enumerate(alike) if n is node))
         if key not in self.temps:
             name = safe(f"{owner[1]}_{word}" if key[2] == 0 else f"{owner[1]}_{word}{key[2] + 1}")
-            taken = {*self.temps.values(), *self.names.values(), *self.grads.values()}
+            taken = {*self.temps.values(), *self.owner.names.values(), *self.owner.grads.values()}
             while name in taken:
                 name += "_"
             self.temps[key] = name
         return self.temps[key]
 
-    def _last_pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
-                number: int, targets: list[tuple[str, Node, Target | None]], optional: Collection[str]) -> None:  # fmt: skip
+    def _last_pass(self, out: _Sections, part: Part, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
+                   number: int) -> None:  # fmt: skip
         """The last pass, with what has elements, and the stores of what has one value a row."""
-        tiles = [(n, node, t) for n, node, t in targets if self._axes_at(n, t, graph) & self.rows.reduced]
+        tiles = [s for s in part.stores if s.axes & self.reduced]
         before = dict(printer.names)
-        roots = [self._term(node, t, graph) for _, node, t in tiles]
-        out.add("loop", number, self._elements(graph, printer, bindings, reads, roots) if tiles else [])
-        for (name, _, target), root in zip(tiles, roots):
-            out.add("loop", number, self._target(graph, printer, name, root, target, optional))
+        roots = [s.node for s in tiles]
+        out.add("loop", number, self._elements(part.graph, printer, bindings, reads, roots) if tiles else [])
+        for store in tiles:
+            out.add("loop", number, self._store(printer, store))
         printer.names = before
-        for name, node, target in targets:
-            if (name, node, target) not in tiles:
-                out.add("tail", 0, self._target(graph, printer, name, node, target, optional))
+        for store in part.stores:
+            if store not in tiles:
+                out.add("tail", 0, self._store(printer, store))
 
-    def _target(self, graph: Graph, printer: _RowPrinter, name: str, node: Node, target: Target | None,
-                optional: Collection[str]) -> list[Item]:  # fmt: skip
-        kind = graph.tensors[name].kind if name in graph.tensors else "float"
-        text = printer.stored(node, kind)
+    def _store(self, printer: _RowPrinter, store: Store) -> list[Item]:
+        text = printer.stored(store.node, store.kind)
         items = []
-        if (
-            name.startswith("d")
-            and target in graph.gradients
-            and node.serial not in printer.names
-            and node.op != "const"
-        ):
-            assert target is not None
-            own = self.grads[target.name]
+        name = store.name
+        if store.gradient and store.node.serial not in printer.names and store.node.op != "const":
+            own = self.owner.grads[store.gradient]
             items.append(Item(("grad", name), (f"{own} = {text}",)))
             text = own
-        if self._over_rows(target, graph):
+        if store.partial:
             line = f"{name}_acc = rows.add_columns({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
             return [*items, Item(("store", name), (line,))]
-        axes = self._axes_at(name, target, graph)
-        line = f"tl.store({self._address(name, axes)}, {text}, mask={self._mask(axes)})"
-        lines = (f"if {name}_ptr is not None:", f"    {line}") if name in optional else (line,)
+        line = f"tl.store({self._address(name, store.axes)}, {text}, mask={self._mask(store.axes)})"
+        lines = (f"if {name}_ptr is not None:", f"    {line}") if self._optional(store) else (line,)
         return [*items, Item(("store", name), lines)]
+
+    def _optional(self, store: Store) -> bool:
+        """Whether the tensor may be absent: a gradient that is not needed beside one that is, a statistic without gradients."""
+        if store.gradient:
+            return len(self.owner.plan.gradients) > 1
+        return any(t.name == store.name for t in self.owner.plan.saved)
+
+
+def _statements(graph: Graph) -> tuple[Bound, ...]:
+    return (*graph.bindings, *graph.update_let, *graph.let)
 
 
 def _part(node: Node, acc: str, finish: str) -> str:

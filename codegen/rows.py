@@ -1,50 +1,48 @@
-"""Rows: what an op that reduces along one set of axes becomes.
+"""Rows: reductions in terms of the few that a kernel does itself.
 
-Takes the typed variants of an op, returns its `Rows`: the reduced axes, the statistics that the forward keeps, the gradients
-that are summed over the rows; and the graphs with every reduction in terms of the few that a kernel has.
+Takes typed graphs, returns them with `var`, `logsumexp` and the like written out.
 
-    e / sum(e, N)    ->  reduced (N), a pass over a row for each reduction, and one to store
-    a norm           ->  reduced (N), keeps rstd; dweight is summed over the rows
+    logsumexp(x, N)  ->  log(sum(exp(x - top), N)) + top, top = max(x, N)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from codegen.ir import Bound, Builder, Graph, Node, Target, walk
-from codegen.residuals import residuals
+from codegen.ir import Bound, Builder, Graph, Node, Target, spell, walk
 from codegen.rewrite import rebuild
-from codegen.spec import OpSpec
+from codegen.stages import NoStage
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
 """Those that a kernel does itself; the others are written in terms of them."""
 
 
-class NoRows(Exception):
-    """Why an op is no matter of rows."""
+def expanded(graphs: Iterable[Graph]) -> tuple[Graph, ...]:
+    """The variants of an op with every reduction in terms of those. What one variant sums, no other takes the mean of: that is
+    the sum, divided."""
+    graphs = tuple(graphs)
+    summed = {
+        (spell(n.args[0]), n.params[1])
+        for g in graphs
+        for n in walk(g.roots())
+        if n.op == "reduce" and n.params[0] == "sum"
+    }
+    return tuple(_expanded(g, summed) for g in graphs)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The shape of an op's loops."""
-
-    kept: frozenset[str]
-    reduced: frozenset[str]
-    saved: tuple[str, ...]
-    """Statements of the forward that are kept for the backward: one value a row."""
-    partial: tuple[str, ...]
-    """Gradients that are summed over the rows."""
-    needs_elements: bool
-    """Whether a reduction has no identity: there must be something to reduce."""
-
-
-def expanded(graph: Graph) -> Graph:
-    """The graph with `var` and `logsumexp` written out: two passes, for a sum of squares less a square loses all digits, and a
-    maximum that is taken off before anything is raised."""
+def _expanded(graph: Graph, summed: Collection[tuple[str, tuple[str, ...]]]) -> Graph:
+    """`var` and `logsumexp` written out: two passes, for a sum of squares less a square loses all digits, and a maximum that is
+    taken off before anything is raised."""
     b = graph.builder
-    statements = (*graph.bindings, *graph.let)
-    new = rebuild(b, [s.node for s in statements] + graph.roots(), _written_out)
+    statements = (*graph.bindings, *graph.update_let, *graph.let)
+
+    def rule(b: Builder, node: Node) -> Node | None:
+        if node.op == "reduce" and node.params[0] == "mean" and (spell(node.args[0]), node.params[1]) in summed:
+            return b.op("div", b.reduce("sum", node.args[0], node.params[1]), b.size(node.params[1]))
+        return _written_out(b, node)
+
+    new = rebuild(b, [s.node for s in statements] + graph.roots(), rule)
 
     def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
         return tuple(replace(i, node=new[i.node.serial]) for i in items)
@@ -53,12 +51,14 @@ def expanded(graph: Graph) -> Graph:
         return tuple(replace(t, node=t.node and new[t.node.serial]) for t in items)
 
     return replace(
-        graph, bindings=bound(graph.bindings), let=bound(graph.let), outputs=target(graph.outputs),
-        gradients=target(graph.gradients),
+        graph, bindings=bound(graph.bindings), update_let=bound(graph.update_let), let=bound(graph.let),
+        outputs=target(graph.outputs), updates=target(graph.updates), gradients=target(graph.gradients),
     )  # fmt: skip
 
 
 def _written_out(b: Builder, node: Node) -> Node | None:
+    if node.op == "add_at" and not node.params[0] and len(node.params[1]) == 1:
+        return b.op("where", b.op("eq", b.index(node.params[1][0]), node.args[1]), node.args[0], 0)
     if node.op != "reduce" or node.params[0] in REDUCTIONS:
         return None
     name, axes = node.params
@@ -72,91 +72,4 @@ def _written_out(b: Builder, node: Node) -> Node | None:
         total = b.reduce("sum", b.op("mul", off, off), axes)
         free = b.op("sub", b.size(axes), node.args[1])
         return b.op("div", total, b.op("maximum", free, 0))
-    raise NoRows(f"`{name}` has no kernel yet")
-
-
-def rows(op: OpSpec, written: Iterable[Graph]) -> tuple[Rows, tuple[Graph, ...]]:
-    """The one shape of all variants, and their graphs written out. Raises `NoRows` with the reason."""
-    written = tuple(written)
-    needs_elements = any(n.op == "reduce" and n.params[0] in ("max", "min") for g in written for n in walk(g.roots()))
-    graphs = tuple(expanded(g) for g in written)
-    reduced = _reduced(graphs)
-    whole = frozenset[str]().union(*(g.tensors[o.name].axes for g in graphs for o in g.outputs)) | frozenset[
-        str
-    ]().union(*(t.axes for g in graphs for t in g.tensors.values()))
-    kept = whole - reduced
-    saved: dict[str, None] = {}
-    partial: dict[str, None] = {}
-    for graph in graphs:
-        _check(graph, kept, reduced)
-        names = {b.name: b.node for b in graph.bindings}
-        for r in residuals(op, graph):
-            if r.name in graph.tensors:
-                continue
-            if r.name not in names:
-                raise NoRows(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
-            if names[r.name].axes - kept:
-                raise NoRows(f"the backward keeps `{r.name}`, which is as large as the operands")
-            saved[r.name] = None
-        for target in graph.gradients:
-            if target.node is not None and summed(target, graph, kept):
-                partial[target.name] = None
-    return Rows(kept, reduced, tuple(saved), tuple(partial), needs_elements), graphs
-
-
-def _reduced(graphs: Iterable[Graph]) -> frozenset[str]:
-    """The axes that all reductions of the outputs are over."""
-    found = {
-        frozenset(n.params[1])
-        for g in graphs
-        for n in walk([t.node for t in g.outputs if t.node is not None])
-        if n.op == "reduce"
-    }
-    if len(found) != 1:
-        sets = " and ".join(sorted(f"({', '.join(sorted(axes))})" for axes in found))
-        raise NoRows(f"its reductions are over {sets}" if found else "it reduces nothing")
-    return found.pop()
-
-
-def summed(target: Target, graph: Graph, kept: frozenset[str]) -> bool:
-    """Whether a gradient is a sum over the rows."""
-    node = target.node
-    assert node is not None
-    return node.op == "reduce" and node.params[0] == "sum" and frozenset(node.params[1]) == kept and bool(kept)
-
-
-def _check(graph: Graph, kept: frozenset[str], reduced: frozenset[str]) -> None:
-    for target in (*graph.outputs, *graph.gradients):
-        node = target.node
-        if node is None:
-            continue
-        if node.op == "const":
-            continue
-        over_rows = target in graph.gradients and summed(target, graph, kept)
-        if over_rows:
-            node = node.args[0]
-            if frozenset(graph.tensors[target.name].axes) != reduced:
-                raise NoRows(f"the gradient of `{target.name}` is summed over the rows, and has not the axes of a row")
-        elif graph.tensors[target.name].broadcast and target in graph.gradients:
-            raise NoRows(f"`{target.name}` may be broadcast, and its gradient would be a sum")
-        for part in walk([node]):
-            if part.op == "reduce" and frozenset(part.params[1]) != reduced:
-                raise NoRows(
-                    f"`{target.name}` reduces over ({', '.join(part.params[1])}) beside ({', '.join(sorted(reduced))})"
-                )
-            if part.op == "size" and frozenset(part.params) not in (kept, reduced, kept | reduced):
-                raise NoRows(f"`size({', '.join(part.params)})` is of a part of the axes that are kept or reduced")
-            if part.op in ("dot", "scan", "at", "add_at", "stack", "uniform", "index", "sum_to"):
-                raise NoRows(f"`{part.params[0] if part.op == 'scan' else part.op}` in rows has no kernel yet")
-        axes = frozenset(graph.tensors[target.name].axes)
-        if not over_rows and axes not in (kept, kept | reduced):
-            raise NoRows(f"`{target.name}` has the axes ({', '.join(sorted(axes))}): neither those of the rows nor all")
-
-
-def level(node: Node, known: dict[int, int]) -> int:
-    """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
-    for part in walk([node]):
-        if part.serial not in known:
-            most = max((known[a.serial] for a in part.args), default=0)
-            known[part.serial] = most + (part.op == "reduce")
-    return known[node.serial]
+    raise NoStage(f"`{name}` has no kernel yet")

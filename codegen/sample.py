@@ -8,6 +8,7 @@ draws from a few numbers so that ties and kinks are met; `at_kinks` moves inputs
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +36,7 @@ class Sampler:
     def __init__(self, op: OpSpec, variant: Variant, graph: Graph, seed: int) -> None:
         self.op, self.variant, self.graph = op, variant, graph
         self.rng = np.random.default_rng(seed)
+        self.pairing = np.random.default_rng(seed + 1)
         self.order = tuple(graph.axes)
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
         written = {float(e.value) for f in formulas(op) for e in subexpressions(f) if isinstance(e, Number)}
@@ -54,7 +56,20 @@ class Sampler:
             for t in self.graph.tensors.values()
             if t.role != "output"
         }
+        if mode == "lattice":
+            self._twins(tensors)
         return replace(env, tensors=tensors)
+
+    def _twins(self, tensors: dict[str, Array]) -> None:
+        """Some rows of a tensor become those of another of the same axes: distances of 0, and equal ones."""
+        floats = [t for t in self.graph.tensors.values() if t.kind == "float" and t.role == "input" and t.axes]
+        for first, second in itertools.combinations(floats, 2):
+            a, b = tensors[first.name], tensors[second.name]
+            if a.shape != b.shape or self.domains.get(first.name) != self.domains.get(second.name):
+                continue
+            along = int(self.pairing.integers(a.ndim))
+            shape = tuple(1 if d == along else n for d, n in enumerate(a.shape))
+            tensors[second.name] = np.where(self.pairing.random(shape) < 0.2, a, b)
 
     # -------------------------------------------------------------------------------- extents and attrs
 

@@ -9,15 +9,17 @@ yet. The choice is a total function of the graph, with a printed reason. `explai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from codegen.diagnostics import Report
-from codegen.ir import Graph, Node, Target, Tensor, walk
+from codegen.ir import Graph, Node, Target, Tensor, spell, walk
 from codegen.precision import exacting
 from codegen.primitives import TABLE
-from codegen.rows import NoRows, Rows, rows
+from codegen.residuals import residuals
+from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
+from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, stored_tensor
 from codegen.variants import Variant
 from codegen.verify import Verdict
 
@@ -26,29 +28,28 @@ _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace"
 
 @dataclass(frozen=True)
 class OpPlan:
-    """How an op is emitted: tensors by their part in each kernel, in the spec's order."""
+    """How an op is emitted: its stages, and the tensors that are kept or handed between them."""
 
     op: OpSpec
     graphs: tuple[tuple[Variant, Graph], ...]
     reason: str
-    sliced: tuple[str, ...]
-    """Axes of fixed extent, read and written part by part."""
-    forward_reads: tuple[str, ...]
-    backward_reads: tuple[str, ...]
-    """Inputs and params, residual outputs, cotangents, in this order."""
+    forward: tuple[Stage, ...]
+    backward: tuple[Stage, ...]
     gradients: tuple[str, ...]
     """Inputs and params whose gradient a kernel writes."""
-    summed: tuple[str, ...]
-    """Those that can be broadcast, or lack axes: their gradient may be a sum."""
     residuals: tuple[str, ...]
-    exacting: tuple[frozenset[str], frozenset[str]]
-    """Calls of the forward and of the backward kernel that keep full precision where results are stored in half."""
-    rows: Rows | None = None
-    """The loops of an op that reduces; None where every element stands for itself."""
+    saved: tuple[Tensor, ...] = ()
+    """Statements of the forward that are kept for the backward."""
+    scratch: tuple[Tensor, ...] = ()
+    """What a stage stores for a later one."""
+    sliced: tuple[str, ...] = ()
+    """Axes of fixed extent, read and written part by part."""
+    needs_elements: bool = False
+    """Whether a reduction has no identity: there must be something to reduce."""
 
     @property
     def schedule(self) -> str:
-        return "pointwise" if self.rows is None else "row"
+        return "row" if any(s.nest == "rows" for s in (*self.forward, *self.backward)) else "pointwise"
 
     @property
     def name(self) -> str:
@@ -58,6 +59,18 @@ class OpPlan:
     def floats(self) -> tuple[tuple[Variant, Graph], ...]:
         """The variants that have gradients."""
         return tuple((v, g) for v, g in self.graphs if g.gradients)
+
+    def stages(self, training: bool) -> tuple[Stage, ...]:
+        """Those of the forward; without training nothing is kept for a backward."""
+        if training:
+            return self.forward
+        kept = {t.name for t in self.saved} - {t.name for t in self.scratch}
+        thinned = [
+            replace(s, parts=tuple(
+                replace(p, stores=own) for p in s.parts if (own := tuple(x for x in p.stores if x.name not in kept))
+            )) for s in self.forward
+        ]  # fmt: skip
+        return tuple(s for s in thinned if s.parts)
 
 
 class _NoSchedule(Exception):
@@ -70,19 +83,18 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     if op.schedule == "none":
         return None
     try:
-        reduces = any(n.op == "reduce" for _, g in verdict.graphs for n in walk([t.node for t in g.outputs if t.node]))
-        if op.schedule == "pointwise" and reduces:
-            raise _NoSchedule("`pointwise` was asked for, and it reduces")
-        return _rows(verdict) if reduces or op.schedule == "row" else _pointwise(verdict)
-    except (_NoSchedule, NoRows) as fault:
+        _check_effects(op)
+        plan = _plan(op, verdict.graphs)
+        return plan
+    except (_NoSchedule, NoStage) as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
         return None
 
 
 def _check_effects(op: OpSpec) -> None:
-    if op.buffers or op.state or op.update is not None:
-        raise _NoSchedule("it updates buffers or state")
+    if op.state:
+        raise _NoSchedule("it updates state")
     if not op.outputs:
         raise _NoSchedule("it has no outputs")
 
@@ -97,49 +109,185 @@ def _differentiable(op: OpSpec) -> tuple[str, ...]:
     )
 
 
-def _rows(verdict: Verdict) -> OpPlan:
-    op = verdict.op
-    _check_effects(op)
-    shape, written = rows(op, [g for _, g in verdict.graphs])
-    graphs = tuple((v, g) for (v, _), g in zip(verdict.graphs, written))
-    forward, backward = set[str](), set[str]()
-    for _, graph in graphs:
-        keeps = {b.node.serial for b in graph.bindings if b.name in shape.saved}
-        forward |= _reads(
-            [*(t.node for t in graph.outputs), *(b.node for b in graph.bindings if b.name in shape.saved)]
-        )
-        backward |= _reads((t.node for t in graph.gradients), keeps)
+def _plan(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
+    """Elementwise if every value has the axes of one element, else stages of rows; each direction by itself."""
+    fault = _elementwise_fault(op, graphs, ("forward", "backward"))
+    if fault is None and op.schedule != "row":
+        return _pointwise(op, graphs)
+    if op.schedule == "pointwise":
+        raise _NoSchedule(f"`pointwise` was asked for, and {fault}")
+    return _staged(op, graphs)
+
+
+def _elementwise_fault(
+    op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...], directions: Collection[str]
+) -> str | None:
+    """Why a direction is not elementwise."""
+    sliced = _sliced(g for _, g in graphs)
+    try:
+        for _, graph in graphs:
+            if graph.updates:
+                raise _NoSchedule("it updates buffers")
+            _check_graph(op, graph, sliced, directions)
+    except _NoSchedule as fault:
+        return str(fault)
+    return None
+
+
+def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
+    graphs = tuple((v, g) for (v, _), g in zip(original, expanded([g for _, g in original])))
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
-    reads = tuple(n for n in names if n in backward)
-    cotangents = {f"d{o.name}" for o in op.outputs}
-    over = ", ".join(a for a in graphs[0][1].axes if a in shape.reduced)
-    return OpPlan(
-        op, graphs, f"its reductions are all over ({over}): a program has whole rows, one value of the other axes each", (),
-        tuple(n for n in names if n in forward), reads, _differentiable(op), shape.partial,
-        (*(n for n in reads if n not in cotangents), *shape.saved), (_exacting(op, graphs, False), _exacting(op, graphs, True)), shape,
-    )  # fmt: skip
-
-
-def _pointwise(verdict: Verdict) -> OpPlan:
-    op = verdict.op
-    _check_effects(op)
-    sliced = _sliced(g for _, g in verdict.graphs)
-    forward, backward = set[str](), set[str]()
-    for _, graph in verdict.graphs:
-        _check_graph(op, graph, sliced)
-        forward |= _reads(t.node for t in graph.outputs)
-        backward |= _reads(stripped(t, graph) for t in graph.gradients if t.node is not None)
     gradients = _differentiable(op)
-    names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
-    reads = tuple(n for n in names if n in backward)
-    graph = verdict.graphs[0][1]
+    saved = _saved(op, graphs)
+    taken = {
+        *names,
+        *(b.name for _, g in graphs for b in (*g.bindings, *g.update_let, *g.let)),
+        *(a.name for a in op.attrs),
+    }
+    targets = [
+        (v, g, [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved))])
+        for v, g in graphs
+    ]
+    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
+    later = [(v, *_reading(g, saved)) for v, g in graphs if g.gradients]
+    exact = _exacting(op, graphs, True)
+    summed = any(t.node is not None and t.node.op == "sum_to" for _, g in graphs for t in g.gradients)
+    if not later:
+        backward: tuple[Stage, ...] = ()
+    elif summed:
+        if saved:
+            raise _NoSchedule(f"the backward keeps `{next(iter(saved))}` beside operands that are broadcast")
+        if (fault := _elementwise_fault(op, graphs, ("backward",))) is not None:
+            raise _NoSchedule(f"the gradient of what is broadcast is a sum, and {fault}")
+        backward = (_elements(op, graphs, "backward", names, gradients, exact),)
+    else:
+        wanted = [(v, g, list(_gradients(g))) for v, g, _ in later]
+        mapped = frozenset().union(
+            *(
+                {spell(new[n.serial]) for n in walk(g0.roots()) if spell(n) in exact}
+                for (_, g0), (_, _, new) in zip([x for x in graphs if x[1].gradients], later)
+            )
+        )
+        backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped)
+        handed |= more
+    for stage in (*forward, *backward):
+        _check_rows(stage)
+    reads = {n for s in backward for n in s.reads}
+    cotangents = {f"d{o.name}" for o in op.outputs}
+    residuals = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
-        op, verdict.graphs, "every value has the axes of an output: one element at a time, 1-D over memory", sliced,
-        tuple(n for n in names if n in forward), reads, gradients,
-        tuple(n for n in gradients if _may_sum(op, graph, n, sliced)),
-        tuple(n for n in reads if not (n.startswith("d") and any(n == f"d{o.name}" for o in op.outputs))),
-        (_exacting(op, verdict.graphs, False), _exacting(op, verdict.graphs, True)),
+        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residuals, tuple(saved.values()),
+        tuple(t for n, t in handed.items() if n not in saved), needs_elements=_needs_elements(original),
     )  # fmt: skip
+
+
+def _reason(graph: Graph, stages: Sequence[Stage]) -> str:
+    """What the loops run along."""
+    over = dict.fromkeys(", ".join(a for a in graph.axes if a in s.reduced) for s in stages if s.nest == "rows")
+    if len(over) == 1:
+        return f"its reductions are all over ({next(iter(over))}): a program has whole rows, one value of the other axes each"
+    return f"its reductions are over {' and '.join(f'({o})' for o in over)}: a stage of rows along each"
+
+
+def _needs_elements(graphs: Iterable[tuple[Variant, Graph]]) -> bool:
+    return any(n.op == "reduce" and n.params[0] in ("max", "min") for _, g in graphs for n in walk(g.roots()))
+
+
+def _outputs(graph: Graph) -> Iterable[Store]:
+    for target in (*graph.outputs, *graph.updates):
+        if target.node is not None:
+            tensor = graph.tensors[target.name]
+            yield Store(target.name, target.node, frozenset(tensor.axes), tensor.kind)
+
+
+def _gradients(graph: Graph) -> Iterable[Store]:
+    for target in graph.gradients:
+        if target.node is not None:
+            axes = frozenset(graph.tensors[target.name].axes)
+            yield Store(f"d{target.name}", target.node, axes, "float", target.name)
+
+
+def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Tensor]:
+    """The statements of the forward that the backward reads again: fewer values than the operands have."""
+    out: dict[str, Tensor] = {}
+    for _, graph in graphs:
+        names = {b.name: b.node for b in graph.bindings}
+        whole = max((frozenset(t.axes) for t in graph.tensors.values()), key=len)
+        for r in residuals(op, graph):
+            if r.name in graph.tensors:
+                updated = [t.name for t in graph.updates if t.node is not None]
+                if r.name in updated:
+                    raise _NoSchedule(f"the backward reads `{r.name}`, which the forward overwrites")
+                continue
+            if r.name not in names:
+                raise _NoSchedule(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
+            node = names[r.name]
+            if node.axes >= whole and whole:
+                raise _NoSchedule(f"the backward keeps `{r.name}`, which is as large as the operands")
+            out.setdefault(r.name, stored_tensor(r.name, "saved", node, graph))
+    return out
+
+
+def _kept(graph: Graph, saved: Mapping[str, Tensor]) -> Iterable[tuple[str, Node]]:
+    return [(b.name, b.node) for b in graph.bindings if b.name in saved]
+
+
+def _reading(graph: Graph, saved: Mapping[str, Tensor]) -> tuple[Graph, dict[int, Node]]:
+    """The graph of the backward: what was kept is read."""
+    known = {node.serial: graph.builder.read(saved[n]) for n, node in _kept(graph, saved)}
+    return replaced(graph, known, saved.values())
+
+
+def _check_rows(stage: Stage) -> None:
+    """What a kernel of rows can do."""
+    if stage.nest != "rows":
+        return
+    for part in stage.parts:
+        for store in part.stores:
+            if store.gradient and part.graph.tensors[store.gradient].broadcast and store.node.op != "const":
+                raise _NoSchedule(f"`{store.gradient}` may be broadcast, and its gradient would be a sum")
+            if store.partial and store.axes != stage.reduced:
+                raise _NoSchedule(f"the gradient of `{store.gradient}` is summed over part of the rows")
+            for node in walk([store.node]):
+                if node.op in ("dot", "scan", "add_at", "stack", "uniform", "sum_to"):
+                    raise _NoSchedule(f"`{node.params[0] if node.op == 'scan' else node.op}` in rows has no kernel yet")
+
+
+def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
+    names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
+    gradients = _differentiable(op)
+    forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False))
+    backward = _elements(op, graphs, "backward", names, gradients, _exacting(op, graphs, True)) if gradients else None
+    cotangents = {f"d{o.name}" for o in op.outputs}
+    return OpPlan(
+        op, graphs, "every value has the axes of an output: one element at a time, 1-D over memory", (forward,),
+        () if backward is None else (backward,), gradients,
+        tuple(n for n in (backward.reads if backward is not None else ()) if n not in cotangents),
+        sliced=_sliced(g for _, g in graphs),
+    )  # fmt: skip
+
+
+def _elements(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...], direction: str, names: Sequence[str], gradients: Sequence[str],
+              exact: frozenset[str]) -> Stage:  # fmt: skip
+    """The elementwise stage of a direction."""
+    sliced = _sliced(g for _, g in graphs)
+    read = set[str]()
+    parts = []
+    for variant, graph in graphs:
+        if direction == "forward":
+            stores = tuple(_outputs(graph))
+            read |= _reads(s.node for s in stores)
+        else:
+            stores = tuple(_gradients(graph))
+            read |= _reads(stripped(t, graph) for t in graph.gradients if t.node is not None)
+        if stores:
+            parts.append(Part(variant, graph, stores))
+    summed = (
+        tuple(n for n in gradients if any(_may_sum(op, g, n, sliced) for _, g in graphs))
+        if direction == "backward"
+        else ()
+    )
+    return Stage(direction, "elements", tuple(parts), tuple(n for n in names if n in read), exact, summed=summed)
 
 
 def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: bool) -> frozenset[str]:
@@ -188,9 +336,11 @@ def stripped(target: Target, graph: Graph) -> Node:
     return node
 
 
-def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...]) -> None:
-    roots = [t.node for t in graph.outputs if t.node is not None]
-    roots += [stripped(t, graph) for t in graph.gradients if t.node is not None]
+def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...], directions: Collection[str]) -> None:
+    roots = [t.node for t in graph.outputs if t.node is not None] if "forward" in directions else []
+    if "backward" in directions:
+        roots += [stripped(t, graph) for t in graph.gradients if t.node is not None]
+    whole = frozenset[str]().union(*(t.axes for t in graph.tensors.values())) - frozenset(sliced)
     for node in walk(roots):
         if node.op not in TABLE and node.op not in _FREE and node.op != "sum_to":
             raise _NoSchedule(
@@ -202,11 +352,12 @@ def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...]) -> None:
             raise _NoSchedule("`at` with an index that is not a constant")
         if node.op == "stack" and node not in roots:
             raise _NoSchedule("`stack` inside a formula")
-        if node.op == "size":
-            raise _NoSchedule("`size` inside a formula")
+        if node.op == "size" and frozenset(node.params) != whole:
+            raise _NoSchedule("`size` of a part of the axes inside a formula")
         if node.op == "read" and set(node.params[2]) & set(sliced) and not _only_sliced(node, roots, sliced):
             raise _NoSchedule(f"`{node.params[0]}` is read both part by part and whole")
-    _check_axes(graph, sliced)
+    if "forward" in directions:
+        _check_axes(graph, sliced)
 
 
 def _only_sliced(read: Node, roots: list[Node], sliced: tuple[str, ...]) -> bool:
@@ -228,7 +379,7 @@ def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bo
     tensor: Tensor | None = graph.tensors.get(name)
     if tensor is None or frozenset(tensor.axes) & frozenset(sliced):
         return False
-    whole = frozenset(graph.tensors[graph.outputs[0].name].axes)
+    whole = frozenset[str]().union(*(t.axes for t in graph.tensors.values()))
     return (tensor.broadcast and len(op.arguments) > 1) or frozenset(tensor.axes) != whole - frozenset(sliced)
 
 
@@ -243,16 +394,15 @@ def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
     sizes = {}
     for tensor in plan.op.tensors:
         axes = {f.name for d in tensor.axes.dims for f in d.factors} if isinstance(tensor.axes, Axes) else {"..."}
-        single = (
-            not axes
-            if plan.rows is None
-            else not axes & plan.rows.reduced or not axes & plan.rows.kept and bool(plan.rows.kept)
-        )
+        rows = next((s for s in (*plan.forward, *plan.backward) if s.nest == "rows"), None)
+        single = not axes if rows is None else not axes & rows.reduced or not axes & rows.kept and bool(rows.kept)
         sizes[tensor.name] = 0 if single else own.get(tensor.dtype, item)
         sizes[f"d{tensor.name}"] = sizes[tensor.name]
-    forward = [*plan.forward_reads, *(o.name for o in plan.op.outputs)]
-    backward = [*plan.backward_reads, *(f"d{n}" for n in plan.gradients)]
-    return sum(sizes[n] for n in forward), sum(sizes[n] for n in backward)
+
+    def moved(stages: Sequence[Stage]) -> int:
+        return sum(sizes.get(n, 0) for s in stages for n in (*s.reads, *s.stored))
+
+    return moved(plan.forward), moved(plan.backward)
 
 
 def flops(nodes: Iterable[Node]) -> int:

@@ -138,7 +138,8 @@ def _verify_variant(op: OpSpec, variant: Variant, graph: Graph, report: Report, 
         return None if env is None else Checked(variant, graph, {}, 0, 0, 0.0, "")
     derived = autodiff.derive(graph)
     smooth = []
-    more = (("normal", 1.0, False),) * (12 if op.attrs or any(t.kind == "int" for t in graph.tensors.values()) else 0)
+    varied = op.attrs or any(t.kind == "int" for t in graph.tensors.values())
+    more = ((("normal", 1.0, False),) * 12 + (("lattice", 1.0, False),) * 8) if varied else ()
     for mode, scale, stretch in (*_TRIALS, *more):
         env = _drawn(op, sampler, graph, mode, scale, stretch, report)
         if env is None:

@@ -35,8 +35,12 @@ from .ops.atan2 import Atan2 as Atan2
 from .ops.atan2 import atan2 as atan2
 from .ops.atanh import Atanh as Atanh
 from .ops.atanh import atanh as atanh
+from .ops.bias_add import BiasAdd as BiasAdd
+from .ops.bias_add import bias_add as bias_add
 from .ops.bias_gelu import BiasGelu as BiasGelu
 from .ops.bias_gelu import bias_gelu as bias_gelu
+from .ops.bias_relu import BiasRelu as BiasRelu
+from .ops.bias_relu import bias_relu as bias_relu
 from .ops.bias_silu import BiasSilu as BiasSilu
 from .ops.bias_silu import bias_silu as bias_silu
 from .ops.bitwise_and import BitwiseAnd as BitwiseAnd

@@ -51,7 +51,7 @@ def test_operands_are_valid_in_every_layout(case: cases.Entry) -> None:
     """The op plans its launch on them, the reference takes them, and both agree on what comes out."""
     dtype = case.dtypes(("bf16",))[0]
     operands = Operands(case, dtype, ROWS, COLS, 1, "cpu")
-    from generated.runtime.op import Meta
+    from generated.runtime.plan import Meta
 
     names = {v: k for k, v in cases.TORCH.items()}
     reference = peers.function(case, "eager")
@@ -129,7 +129,7 @@ class Pointer:
 
 class Kernel:
     def __init__(self, *names: str) -> None:
-        self.abi = self
+        self.kernel = self.abi = self
         self.params = [Pointer(n) for n in names]
 
 
@@ -138,7 +138,7 @@ class Op:
 
     gradients = ("a", "b")
     residuals: tuple[str, ...] = ("a",)
-    backward: Any = Kernel("a_ptr", "dy_ptr", "da_ptr", "db_ptr")
+    backward: Any = (Kernel("a_ptr", "dy_ptr", "da_ptr", "db_ptr"),)
     passed: dict[str, str] = {}
 
     def passes(self) -> dict[str, str]:
@@ -179,7 +179,7 @@ def test_bytes_backward_of_what_is_passed_on() -> None:
     op.passed = {"a": "dy", "b": "dy"}
     assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 0
     assert cases.moved(op, "backward", *made((4, 8), (8,))) == full + 8 * 4  # summed over the rows
-    op.passed, op.backward = {}, Kernel("da_ptr", "db_ptr")
+    op.passed, op.backward = {}, (Kernel("da_ptr", "db_ptr"),)
     assert cases.moved(op, "backward", *made((4, 8), (4, 8))) == 2 * full  # a cotangent that no kernel reads
 
 

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sign
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def abs_backward(
     tl.store(dx_ptr + i, dy * sign(x), mask=mask)
 
 
-class Abs(PointwiseOp):
+class Abs(RuntimeOp):
     """How `abs` is launched: its tensors, choices and kernels."""
 
     name = "abs"
@@ -51,8 +53,8 @@ class Abs(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(abs_forward)
-    backward = Kernel.of(abs_backward)
+    forward = (Elementwise.of(abs_forward),)
+    backward = (Elementwise.of(abs_backward),)
 
 
 def abs(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import acos as _acos
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def acos_backward(
     tl.store(dx_ptr + i, -dy * _rsqrt((1 - x) * (1 + x)), mask=mask)
 
 
-class Acos(PointwiseOp):
+class Acos(RuntimeOp):
     """How `acos` is launched: its tensors, choices and kernels."""
 
     name = "acos"
@@ -52,8 +54,8 @@ class Acos(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(acos_forward)
-    backward = Kernel.of(acos_backward)
+    forward = (Elementwise.of(acos_forward),)
+    backward = (Elementwise.of(acos_backward),)
 
 
 def acos(input: torch.Tensor) -> torch.Tensor:

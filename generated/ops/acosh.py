@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import acosh as _acosh
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def acosh_backward(
     tl.store(dx_ptr + i, dy * _rsqrt(x - 1) * _rsqrt(x + 1), mask=mask)
 
 
-class Acosh(PointwiseOp):
+class Acosh(RuntimeOp):
     """How `acosh` is launched: its tensors, choices and kernels."""
 
     name = "acosh"
@@ -52,8 +54,8 @@ class Acosh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(acosh_forward)
-    backward = Kernel.of(acosh_backward)
+    forward = (Elementwise.of(acosh_forward),)
+    backward = (Elementwise.of(acosh_backward),)
 
 
 def acosh(input: torch.Tensor) -> torch.Tensor:

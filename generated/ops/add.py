@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def add_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Add(PointwiseOp):
+class Add(RuntimeOp):
     """How `add` is launched: its tensors, choices and kernels."""
 
     name = "add"
@@ -79,8 +81,8 @@ class Add(PointwiseOp):
     residuals = ()
     gradients = ("x", "other")
     kinds = {"alpha": "float"}
-    forward = Kernel.of(add_forward)
-    backward = Kernel.of(add_backward)
+    forward = (Elementwise.of(add_forward),)
+    backward = (Elementwise.of(add_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy", **({"other": "dy"} if self.attrs["alpha"] == 1 else {})}

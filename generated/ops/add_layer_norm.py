@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +214,7 @@ def add_layer_norm_backward(
     rows.store_columns(dbias_acc, dbias_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class AddLayerNorm(RowOp):
+class AddLayerNorm(RuntimeOp):
     """How `add_layer_norm` is launched: its tensors, choices and kernels."""
 
     name = "add_layer_norm"
@@ -224,10 +225,9 @@ class AddLayerNorm(RowOp):
     gradients = ("x", "residual", "weight", "bias")
     equals = {"residual": "x"}
     kinds = {"eps": "float"}
-    reduced = ("N",)
     saved = (Tensor("mu", "...", "compute"), Tensor("rstd", "...", "compute"))
-    forward = Kernel.of(add_layer_norm_forward)
-    backward = Kernel.of(add_layer_norm_backward)
+    forward = (Rowwise.of(add_layer_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(add_layer_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def add_layer_norm(

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +179,7 @@ def add_rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class AddRmsNorm(RowOp):
+class AddRmsNorm(RuntimeOp):
     """How `add_rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "add_rms_norm"
@@ -189,10 +190,9 @@ class AddRmsNorm(RowOp):
     gradients = ("x", "residual", "weight")
     equals = {"residual": "x"}
     kinds = {"eps": "float"}
-    reduced = ("N",)
     saved = (Tensor("rstd", "...", "compute"),)
-    forward = Kernel.of(add_rms_norm_forward)
-    backward = Kernel.of(add_rms_norm_backward)
+    forward = (Rowwise.of(add_rms_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(add_rms_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def add_rms_norm(

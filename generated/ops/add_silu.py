@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def add_silu_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class AddSilu(PointwiseOp):
+class AddSilu(RuntimeOp):
     """How `add_silu` is launched: its tensors, choices and kernels."""
 
     name = "add_silu"
@@ -81,8 +83,8 @@ class AddSilu(PointwiseOp):
     residuals = ("x", "other")
     gradients = ("x", "other")
     equals = {"other": "x"}
-    forward = Kernel.of(add_silu_forward)
-    backward = Kernel.of(add_silu_backward)
+    forward = (Elementwise.of(add_silu_forward),)
+    backward = (Elementwise.of(add_silu_backward),)
 
 
 def add_silu(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def addcdiv_backward(
         tl.store(dtensor2_sum_ptr + part, added_up(dtensor2_sum, BLOCK_R), mask=exists)
 
 
-class Addcdiv(PointwiseOp):
+class Addcdiv(RuntimeOp):
     """How `addcdiv` is launched: its tensors, choices and kernels."""
 
     name = "addcdiv"
@@ -90,8 +92,8 @@ class Addcdiv(PointwiseOp):
     residuals = ("tensor1", "tensor2")
     gradients = ("x", "tensor1", "tensor2")
     kinds = {"value": "float"}
-    forward = Kernel.of(addcdiv_forward)
-    backward = Kernel.of(addcdiv_backward)
+    forward = (Elementwise.of(addcdiv_forward),)
+    backward = (Elementwise.of(addcdiv_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c1": (-self.attrs["value"])}

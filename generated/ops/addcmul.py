@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def addcmul_backward(
         tl.store(dtensor2_sum_ptr + part, added_up(dtensor2_sum, BLOCK_R), mask=exists)
 
 
-class Addcmul(PointwiseOp):
+class Addcmul(RuntimeOp):
     """How `addcmul` is launched: its tensors, choices and kernels."""
 
     name = "addcmul"
@@ -92,8 +94,8 @@ class Addcmul(PointwiseOp):
     residuals = ("tensor1", "tensor2")
     gradients = ("x", "tensor1", "tensor2")
     kinds = {"value": "float"}
-    forward = Kernel.of(addcmul_forward)
-    backward = Kernel.of(addcmul_backward)
+    forward = (Elementwise.of(addcmul_forward),)
+    backward = (Elementwise.of(addcmul_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

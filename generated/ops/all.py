@@ -13,8 +13,9 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -61,16 +62,14 @@ def all_finish(
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
-class All(RowOp):
+class All(RuntimeOp):
     """How `all` is launched: its tensors, choices and kernels."""
 
     name = "all"
     inputs = (Tensor("x", "..., R...", "any", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(all_forward)
-    finish = Kernel.of(all_finish)
+    forward = (Rowwise.of(all_forward, kept=("...",), reduced=("R",), finish=all_finish),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import divide, isnan, maximum
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ def amax_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Amax(RowOp):
+class Amax(RuntimeOp):
     """How `amax` is launched: its tensors, choices and kernels."""
 
     name = "amax"
@@ -100,11 +101,9 @@ class Amax(RowOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
     needs_elements = True
-    forward = Kernel.of(amax_forward)
-    finish = Kernel.of(amax_finish)
-    backward = Kernel.of(amax_backward)
+    forward = (Rowwise.of(amax_forward, kept=("...",), reduced=("R",), finish=amax_finish),)
+    backward = (Rowwise.of(amax_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import asin as _asin
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def asin_backward(
     tl.store(dx_ptr + i, dy * _rsqrt((1 - x) * (1 + x)), mask=mask)
 
 
-class Asin(PointwiseOp):
+class Asin(RuntimeOp):
     """How `asin` is launched: its tensors, choices and kernels."""
 
     name = "asin"
@@ -52,8 +54,8 @@ class Asin(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(asin_forward)
-    backward = Kernel.of(asin_backward)
+    forward = (Elementwise.of(asin_forward),)
+    backward = (Elementwise.of(asin_backward),)
 
 
 def asin(input: torch.Tensor) -> torch.Tensor:

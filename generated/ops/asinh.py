@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import asinh as _asinh
 from ..runtime.math import hypot as _hypot
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def asinh_backward(
     tl.store(dx_ptr + i, dy / _hypot(x, scalar(1, COMPUTE)), mask=mask)
 
 
-class Asinh(PointwiseOp):
+class Asinh(RuntimeOp):
     """How `asinh` is launched: its tensors, choices and kernels."""
 
     name = "asinh"
@@ -52,8 +54,8 @@ class Asinh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(asinh_forward)
-    backward = Kernel.of(asinh_backward)
+    forward = (Elementwise.of(asinh_forward),)
+    backward = (Elementwise.of(asinh_backward),)
 
 
 def asinh(input: torch.Tensor) -> torch.Tensor:

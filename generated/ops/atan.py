@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import atan as _atan
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def atan_backward(
     tl.store(dx_ptr + i, dy / (1 + x * x), mask=mask)
 
 
-class Atan(PointwiseOp):
+class Atan(RuntimeOp):
     """How `atan` is launched: its tensors, choices and kernels."""
 
     name = "atan"
@@ -51,8 +53,8 @@ class Atan(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(atan_forward)
-    backward = Kernel.of(atan_backward)
+    forward = (Elementwise.of(atan_forward),)
+    backward = (Elementwise.of(atan_backward),)
 
 
 def atan(input: torch.Tensor) -> torch.Tensor:

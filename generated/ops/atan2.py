@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import atan2 as _atan2
 from ..runtime.math import hypot as _hypot
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def atan2_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Atan2(PointwiseOp):
+class Atan2(RuntimeOp):
     """How `atan2` is launched: its tensors, choices and kernels."""
 
     name = "atan2"
@@ -79,8 +81,8 @@ class Atan2(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(atan2_forward)
-    backward = Kernel.of(atan2_backward)
+    forward = (Elementwise.of(atan2_forward),)
+    backward = (Elementwise.of(atan2_backward),)
 
 
 def atan2(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import atanh as _atanh
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def atanh_backward(
     tl.store(dx_ptr + i, dy / ((1 - x) * (1 + x)), mask=mask)
 
 
-class Atanh(PointwiseOp):
+class Atanh(RuntimeOp):
     """How `atanh` is launched: its tensors, choices and kernels."""
 
     name = "atanh"
@@ -51,8 +53,8 @@ class Atanh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(atanh_forward)
-    backward = Kernel.of(atanh_backward)
+    forward = (Elementwise.of(atanh_forward),)
+    backward = (Elementwise.of(atanh_backward),)
 
 
 def atanh(input: torch.Tensor) -> torch.Tensor:

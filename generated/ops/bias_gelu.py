@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def bias_gelu_backward(
         tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
-class BiasGelu(PointwiseOp):
+class BiasGelu(RuntimeOp):
     """How `bias_gelu` is launched: its tensors, choices and kernels."""
 
     name = "bias_gelu"
@@ -98,8 +100,8 @@ class BiasGelu(PointwiseOp):
     gradients = ("x", "bias")
     equals = {"bias": "x"}
     kinds = {"approximate": ("none", "tanh")}
-    forward = Kernel.of(bias_gelu_forward)
-    backward = Kernel.of(bias_gelu_backward)
+    forward = (Elementwise.of(bias_gelu_forward),)
+    backward = (Elementwise.of(bias_gelu_backward),)
 
 
 def bias_gelu(input: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def bias_silu_backward(
         tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
-class BiasSilu(PointwiseOp):
+class BiasSilu(RuntimeOp):
     """How `bias_silu` is launched: its tensors, choices and kernels."""
 
     name = "bias_silu"
@@ -82,8 +84,8 @@ class BiasSilu(PointwiseOp):
     residuals = ("x", "bias")
     gradients = ("x", "bias")
     equals = {"bias": "x"}
-    forward = Kernel.of(bias_silu_forward)
-    backward = Kernel.of(bias_silu_backward)
+    forward = (Elementwise.of(bias_silu_forward),)
+    backward = (Elementwise.of(bias_silu_backward),)
 
 
 def bias_silu(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

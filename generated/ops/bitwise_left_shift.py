@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import shift_left
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +37,13 @@ def bitwise_left_shift_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseLeftShift(PointwiseOp):
+class BitwiseLeftShift(RuntimeOp):
     """How `bitwise_left_shift` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_left_shift"
     inputs = (Tensor("x", "...", "int", arg="input"), Tensor("other", "...", "int", scalar=True))
     outputs = (Tensor("y", "...", "int"),)
-    forward = Kernel.of(bitwise_left_shift_forward)
+    forward = (Elementwise.of(bitwise_left_shift_forward),)
 
 
 def bitwise_left_shift(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:

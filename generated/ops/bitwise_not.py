@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +35,13 @@ def bitwise_not_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseNot(PointwiseOp):
+class BitwiseNot(RuntimeOp):
     """How `bitwise_not` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_not"
     inputs = (Tensor("x", "...", "integral", arg="input"),)
     outputs = (Tensor("y", "...", "integral"),)
-    forward = Kernel.of(bitwise_not_forward)
+    forward = (Elementwise.of(bitwise_not_forward),)
 
 
 def bitwise_not(input: torch.Tensor) -> torch.Tensor:

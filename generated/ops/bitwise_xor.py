@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -41,13 +43,13 @@ def bitwise_xor_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseXor(PointwiseOp):
+class BitwiseXor(RuntimeOp):
     """How `bitwise_xor` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_xor"
     inputs = (Tensor("x", "...", "integral", arg="input"), Tensor("other", "...", "integral", scalar=True))
     outputs = (Tensor("y", "...", "integral"),)
-    forward = Kernel.of(bitwise_xor_forward)
+    forward = (Elementwise.of(bitwise_xor_forward),)
 
 
 def bitwise_xor(input: torch.Tensor, other: torch.Tensor | int) -> torch.Tensor:

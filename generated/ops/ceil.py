@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +41,7 @@ def ceil_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Ceil(PointwiseOp):
+class Ceil(RuntimeOp):
     """How `ceil` is launched: its tensors, choices and kernels."""
 
     name = "ceil"
@@ -47,8 +49,8 @@ class Ceil(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(ceil_forward)
-    backward = Kernel.of(ceil_backward)
+    forward = (Elementwise.of(ceil_forward),)
+    backward = (Elementwise.of(ceil_backward),)
 
 
 def ceil(input: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,11 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +51,7 @@ def celu_backward(
     tl.store(dx_ptr + i, tl.where(x > 0, dy, dy * exp(z, HALF)), mask=mask)
 
 
-class Celu(PointwiseOp):
+class Celu(RuntimeOp):
     """How `celu` is launched: its tensors, choices and kernels."""
 
     name = "celu"
@@ -58,8 +60,8 @@ class Celu(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"alpha": "float"}
-    forward = Kernel.of(celu_forward)
-    backward = Kernel.of(celu_backward)
+    forward = (Elementwise.of(celu_forward),)
+    backward = (Elementwise.of(celu_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c0": host.div(1, self.attrs["alpha"])}

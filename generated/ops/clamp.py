@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +65,7 @@ def clamp_backward(
         tl.store(dx_ptr + i, above, mask=mask)
 
 
-class Clamp(PointwiseOp):
+class Clamp(RuntimeOp):
     """How `clamp` is launched: its tensors, choices and kernels."""
 
     name = "clamp"
@@ -72,8 +74,8 @@ class Clamp(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"min": "float?", "max": "float?"}
-    forward = Kernel.of(clamp_forward)
-    backward = Kernel.of(clamp_backward)
+    forward = (Elementwise.of(clamp_forward),)
+    backward = (Elementwise.of(clamp_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "max_": self.attrs["max"] or 0.0, "min_": self.attrs["min"] or 0.0}

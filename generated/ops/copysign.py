@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide, sign
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def copysign_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Copysign(PointwiseOp):
+class Copysign(RuntimeOp):
     """How `copysign` is launched: its tensors, choices and kernels."""
 
     name = "copysign"
@@ -84,8 +86,8 @@ class Copysign(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(copysign_forward)
-    backward = Kernel.of(copysign_backward)
+    forward = (Elementwise.of(copysign_forward),)
+    backward = (Elementwise.of(copysign_backward),)
 
 
 def copysign(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

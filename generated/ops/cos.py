@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cos as _cos
 from ..runtime.math import sin as _sin
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def cos_backward(
     tl.store(dx_ptr + i, -dy * _sin(x, HALF), mask=mask)
 
 
-class Cos(PointwiseOp):
+class Cos(RuntimeOp):
     """How `cos` is launched: its tensors, choices and kernels."""
 
     name = "cos"
@@ -52,8 +54,8 @@ class Cos(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(cos_forward)
-    backward = Kernel.of(cos_backward)
+    forward = (Elementwise.of(cos_forward),)
+    backward = (Elementwise.of(cos_backward),)
 
 
 def cos(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cosh as _cosh
 from ..runtime.math import sinh as _sinh
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def cosh_backward(
     tl.store(dx_ptr + i, dy * _sinh(x, HALF), mask=mask)
 
 
-class Cosh(PointwiseOp):
+class Cosh(RuntimeOp):
     """How `cosh` is launched: its tensors, choices and kernels."""
 
     name = "cosh"
@@ -52,8 +54,8 @@ class Cosh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(cosh_forward)
-    backward = Kernel.of(cosh_backward)
+    forward = (Elementwise.of(cosh_forward),)
+    backward = (Elementwise.of(cosh_backward),)
 
 
 def cosh(input: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,9 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -61,16 +62,14 @@ def count_nonzero_finish(
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
-class CountNonzero(RowOp):
+class CountNonzero(RuntimeOp):
     """How `count_nonzero` is launched: its tensors, choices and kernels."""
 
     name = "count_nonzero"
     inputs = (Tensor("x", "..., R...", "any", arg="input"),)
     outputs = (Tensor("y", "...", "i64"),)
     kinds = {"dim": "dims?"}
-    reduced = ("R",)
-    forward = Kernel.of(count_nonzero_forward)
-    finish = Kernel.of(count_nonzero_finish)
+    forward = (Rowwise.of(count_nonzero_forward, kept=("...",), reduced=("R",), finish=count_nonzero_finish),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], False

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def div_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Div(PointwiseOp):
+class Div(RuntimeOp):
     """How `div` is launched: its tensors, choices and kernels."""
 
     name = "div"
@@ -83,8 +85,8 @@ class Div(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(div_forward)
-    backward = Kernel.of(div_backward)
+    forward = (Elementwise.of(div_forward),)
+    backward = (Elementwise.of(div_backward),)
 
 
 def div(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def elu_backward(
     tl.store(dx_ptr + i, tl.where(x > 0, dy, dy * (alpha * exp(x, HALF))), mask=mask)
 
 
-class Elu(PointwiseOp):
+class Elu(RuntimeOp):
     """How `elu` is launched: its tensors, choices and kernels."""
 
     name = "elu"
@@ -54,8 +56,8 @@ class Elu(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"alpha": "float"}
-    forward = Kernel.of(elu_forward)
-    backward = Kernel.of(elu_backward)
+    forward = (Elementwise.of(elu_forward),)
+    backward = (Elementwise.of(elu_backward),)
 
 
 def elu(input: torch.Tensor, alpha: float = 1) -> torch.Tensor:

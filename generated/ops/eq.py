@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +36,13 @@ def eq_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Eq(PointwiseOp):
+class Eq(RuntimeOp):
     """How `eq` is launched: its tensors, choices and kernels."""
 
     name = "eq"
     inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(eq_forward)
+    forward = (Elementwise.of(eq_forward),)
 
 
 def eq(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

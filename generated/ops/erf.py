@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erf as _erf
 from ..runtime.math import exp as _exp
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def erf_backward(
     tl.store(dx_ptr + i, 1.1283791670955126 * dy * _exp(-x * x, HALF), mask=mask)
 
 
-class Erf(PointwiseOp):
+class Erf(RuntimeOp):
     """How `erf` is launched: its tensors, choices and kernels."""
 
     name = "erf"
@@ -52,8 +54,8 @@ class Erf(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(erf_forward)
-    backward = Kernel.of(erf_backward)
+    forward = (Elementwise.of(erf_forward),)
+    backward = (Elementwise.of(erf_backward),)
 
 
 def erf(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc as _erfc
 from ..runtime.math import exp as _exp
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def erfc_backward(
     tl.store(dx_ptr + i, -1.1283791670955126 * dy * _exp(-x * x, HALF), mask=mask)
 
 
-class Erfc(PointwiseOp):
+class Erfc(RuntimeOp):
     """How `erfc` is launched: its tensors, choices and kernels."""
 
     name = "erfc"
@@ -52,8 +54,8 @@ class Erfc(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(erfc_forward)
-    backward = Kernel.of(erfc_backward)
+    forward = (Elementwise.of(erfc_forward),)
+    backward = (Elementwise.of(erfc_backward),)
 
 
 def erfc(input: torch.Tensor) -> torch.Tensor:

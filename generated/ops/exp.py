@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp as _exp
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def exp_backward(
     tl.store(dx_ptr + i, dy * y, mask=mask)
 
 
-class Exp(PointwiseOp):
+class Exp(RuntimeOp):
     """How `exp` is launched: its tensors, choices and kernels."""
 
     name = "exp"
@@ -51,8 +53,8 @@ class Exp(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(exp_forward)
-    backward = Kernel.of(exp_backward)
+    forward = (Elementwise.of(exp_forward),)
+    backward = (Elementwise.of(exp_backward),)
 
 
 def exp(input: torch.Tensor) -> torch.Tensor:

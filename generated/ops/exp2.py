@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp2 as _exp2
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def exp2_backward(
     tl.store(dx_ptr + i, 0.6931471805599453 * dy * y, mask=mask)
 
 
-class Exp2(PointwiseOp):
+class Exp2(RuntimeOp):
     """How `exp2` is launched: its tensors, choices and kernels."""
 
     name = "exp2"
@@ -51,8 +53,8 @@ class Exp2(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(exp2_forward)
-    backward = Kernel.of(exp2_backward)
+    forward = (Elementwise.of(exp2_forward),)
+    backward = (Elementwise.of(exp2_backward),)
 
 
 def exp2(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp
 from ..runtime.math import expm1 as _expm1
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def expm1_backward(
     tl.store(dx_ptr + i, dy * exp(x, HALF), mask=mask)
 
 
-class Expm1(PointwiseOp):
+class Expm1(RuntimeOp):
     """How `expm1` is launched: its tensors, choices and kernels."""
 
     name = "expm1"
@@ -52,8 +54,8 @@ class Expm1(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(expm1_forward)
-    backward = Kernel.of(expm1_backward)
+    forward = (Elementwise.of(expm1_forward),)
+    backward = (Elementwise.of(expm1_backward),)
 
 
 def expm1(input: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +41,7 @@ def floor_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Floor(PointwiseOp):
+class Floor(RuntimeOp):
     """How `floor` is launched: its tensors, choices and kernels."""
 
     name = "floor"
@@ -47,8 +49,8 @@ class Floor(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(floor_forward)
-    backward = Kernel.of(floor_backward)
+    forward = (Elementwise.of(floor_forward),)
+    backward = (Elementwise.of(floor_backward),)
 
 
 def floor(input: torch.Tensor) -> torch.Tensor:

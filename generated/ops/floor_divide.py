@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import floordiv
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def floor_divide_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class FloorDivide(PointwiseOp):
+class FloorDivide(RuntimeOp):
     """How `floor_divide` is launched: its tensors, choices and kernels."""
 
     name = "floor_divide"
@@ -74,8 +76,8 @@ class FloorDivide(PointwiseOp):
     residuals = ()
     gradients = ("x", "other")
     equals = {"other": "x"}
-    forward = Kernel.of(floor_divide_forward)
-    backward = Kernel.of(floor_divide_backward)
+    forward = (Elementwise.of(floor_divide_forward),)
+    backward = (Elementwise.of(floor_divide_backward),)
 
 
 def floor_divide(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide
 from ..runtime.math import fmod as _fmod
 from ..runtime.math import round as _round
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def fmod_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Fmod(PointwiseOp):
+class Fmod(RuntimeOp):
     """How `fmod` is launched: its tensors, choices and kernels."""
 
     name = "fmod"
@@ -85,8 +87,8 @@ class Fmod(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other", "y")
     gradients = ("x", "other")
-    forward = Kernel.of(fmod_forward)
-    backward = Kernel.of(fmod_backward)
+    forward = (Elementwise.of(fmod_forward),)
+    backward = (Elementwise.of(fmod_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import trunc
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def frac_backward(
     tl.store(dx_ptr + i, dy, mask=mask)
 
 
-class Frac(PointwiseOp):
+class Frac(RuntimeOp):
     """How `frac` is launched: its tensors, choices and kernels."""
 
     name = "frac"
@@ -50,8 +52,8 @@ class Frac(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(frac_forward)
-    backward = Kernel.of(frac_backward)
+    forward = (Elementwise.of(frac_forward),)
+    backward = (Elementwise.of(frac_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def geglu_backward(
         tl.store(dup_sum_ptr + part, added_up(dup_sum, BLOCK_R), mask=exists)
 
 
-class Geglu(PointwiseOp):
+class Geglu(RuntimeOp):
     """How `geglu` is launched: its tensors, choices and kernels."""
 
     name = "geglu"
@@ -95,8 +97,8 @@ class Geglu(PointwiseOp):
     residuals = ("gate", "up")
     gradients = ("gate", "up")
     kinds = {"approximate": ("none", "tanh")}
-    forward = Kernel.of(geglu_forward)
-    backward = Kernel.of(geglu_backward)
+    forward = (Elementwise.of(geglu_forward),)
+    backward = (Elementwise.of(geglu_backward),)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:

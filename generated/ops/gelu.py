@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +62,7 @@ def gelu_backward(
     tl.store(dx_ptr + i, dy * (cdf + minimum(z, 100) * pdf), mask=mask)
 
 
-class Gelu(PointwiseOp):
+class Gelu(RuntimeOp):
     """How `gelu` is launched: its tensors, choices and kernels."""
 
     name = "gelu"
@@ -69,8 +71,8 @@ class Gelu(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"approximate": ("none", "tanh")}
-    forward = Kernel.of(gelu_forward)
-    backward = Kernel.of(gelu_backward)
+    forward = (Elementwise.of(gelu_forward),)
+    backward = (Elementwise.of(gelu_backward),)
 
 
 def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:

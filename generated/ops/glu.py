@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +55,7 @@ def glu_backward(
     tl.store(dx_at + dx_stride_S, dy * (y * sigmoid(-b, HALF)), mask=mask)
 
 
-class Glu(PointwiseOp):
+class Glu(RuntimeOp):
     """How `glu` is launched: its tensors, choices and kernels."""
 
     name = "glu"
@@ -63,8 +65,8 @@ class Glu(PointwiseOp):
     gradients = ("x",)
     kinds = {"dim": "int"}
     sliced = ("S",)
-    forward = Kernel.of(glu_forward)
-    backward = Kernel.of(glu_backward)
+    forward = (Elementwise.of(glu_forward),)
+    backward = (Elementwise.of(glu_backward),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def glu_pair_backward(
         tl.store(db_sum_ptr + part, added_up(db_sum, BLOCK_R), mask=exists)
 
 
-class GluPair(PointwiseOp):
+class GluPair(RuntimeOp):
     """How `glu_pair` is launched: its tensors, choices and kernels."""
 
     name = "glu_pair"
@@ -80,8 +82,8 @@ class GluPair(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("a", "b")
     gradients = ("a", "b")
-    forward = Kernel.of(glu_pair_forward)
-    backward = Kernel.of(glu_pair_backward)
+    forward = (Elementwise.of(glu_pair_forward),)
+    backward = (Elementwise.of(glu_pair_backward),)
 
 
 def glu_pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

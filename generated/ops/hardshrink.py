@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def hardshrink_backward(
     tl.store(dx_ptr + i, tl.where(tl.abs(x) <= lambd, 0, dy), mask=mask)
 
 
-class Hardshrink(PointwiseOp):
+class Hardshrink(RuntimeOp):
     """How `hardshrink` is launched: its tensors, choices and kernels."""
 
     name = "hardshrink"
@@ -53,8 +55,8 @@ class Hardshrink(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"lambd": "float"}
-    forward = Kernel.of(hardshrink_forward)
-    backward = Kernel.of(hardshrink_backward)
+    forward = (Elementwise.of(hardshrink_forward),)
+    backward = (Elementwise.of(hardshrink_backward),)
 
 
 def hardshrink(input: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:

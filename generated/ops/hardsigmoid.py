@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def hardsigmoid_backward(
     tl.store(dx_ptr + i, tl.where((x <= -3) | (x >= 3), 0, dy * 0.16666666666666666), mask=mask)
 
 
-class Hardsigmoid(PointwiseOp):
+class Hardsigmoid(RuntimeOp):
     """How `hardsigmoid` is launched: its tensors, choices and kernels."""
 
     name = "hardsigmoid"
@@ -50,8 +52,8 @@ class Hardsigmoid(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(hardsigmoid_forward)
-    backward = Kernel.of(hardsigmoid_backward)
+    forward = (Elementwise.of(hardsigmoid_forward),)
+    backward = (Elementwise.of(hardsigmoid_backward),)
 
 
 def hardsigmoid(input: torch.Tensor) -> torch.Tensor:

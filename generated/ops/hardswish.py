@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def hardswish_backward(
     tl.store(dx_ptr + i, tl.where(x <= -3, 0, tl.where(x >= 3, dy, dy * (x * 0.3333333333333333 + 0.5))), mask=mask)
 
 
-class Hardswish(PointwiseOp):
+class Hardswish(RuntimeOp):
     """How `hardswish` is launched: its tensors, choices and kernels."""
 
     name = "hardswish"
@@ -50,8 +52,8 @@ class Hardswish(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(hardswish_forward)
-    backward = Kernel.of(hardswish_backward)
+    forward = (Elementwise.of(hardswish_forward),)
+    backward = (Elementwise.of(hardswish_backward),)
 
 
 def hardswish(input: torch.Tensor) -> torch.Tensor:

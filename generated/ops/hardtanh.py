@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +48,7 @@ def hardtanh_backward(
     tl.store(dx_ptr + i, tl.where((x <= min_val) | (x >= max_val), 0, dy), mask=mask)
 
 
-class Hardtanh(PointwiseOp):
+class Hardtanh(RuntimeOp):
     """How `hardtanh` is launched: its tensors, choices and kernels."""
 
     name = "hardtanh"
@@ -55,8 +57,8 @@ class Hardtanh(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"min_val": "float", "max_val": "float"}
-    forward = Kernel.of(hardtanh_forward)
-    backward = Kernel.of(hardtanh_backward)
+    forward = (Elementwise.of(hardtanh_forward),)
+    backward = (Elementwise.of(hardtanh_backward),)
 
     def require(self) -> None:
         super().require()

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def heaviside_backward(
         tl.store(dvalues_sum_ptr + part, added_up(dvalues_sum, BLOCK_R), mask=exists)
 
 
-class Heaviside(PointwiseOp):
+class Heaviside(RuntimeOp):
     """How `heaviside` is launched: its tensors, choices and kernels."""
 
     name = "heaviside"
@@ -74,8 +76,8 @@ class Heaviside(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x", "values")
-    forward = Kernel.of(heaviside_forward)
-    backward = Kernel.of(heaviside_backward)
+    forward = (Elementwise.of(heaviside_forward),)
+    backward = (Elementwise.of(heaviside_backward),)
 
 
 def heaviside(input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import hypot as _hypot
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def hypot_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Hypot(PointwiseOp):
+class Hypot(RuntimeOp):
     """How `hypot` is launched: its tensors, choices and kernels."""
 
     name = "hypot"
@@ -78,8 +80,8 @@ class Hypot(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(hypot_forward)
-    backward = Kernel.of(hypot_backward)
+    forward = (Elementwise.of(hypot_forward),)
+    backward = (Elementwise.of(hypot_backward),)
 
 
 def hypot(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isfinite as _isfinite
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +33,13 @@ def isfinite_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Isfinite(PointwiseOp):
+class Isfinite(RuntimeOp):
     """How `isfinite` is launched: its tensors, choices and kernels."""
 
     name = "isfinite"
     inputs = (Tensor("x", "...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(isfinite_forward)
+    forward = (Elementwise.of(isfinite_forward),)
 
 
 def isfinite(input: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isinf as _isinf
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +33,13 @@ def isinf_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Isinf(PointwiseOp):
+class Isinf(RuntimeOp):
     """How `isinf` is launched: its tensors, choices and kernels."""
 
     name = "isinf"
     inputs = (Tensor("x", "...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(isinf_forward)
+    forward = (Elementwise.of(isinf_forward),)
 
 
 def isinf(input: torch.Tensor) -> torch.Tensor:

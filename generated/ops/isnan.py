@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isnan as _isnan
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +33,13 @@ def isnan_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Isnan(PointwiseOp):
+class Isnan(RuntimeOp):
     """How `isnan` is launched: its tensors, choices and kernels."""
 
     name = "isnan"
     inputs = (Tensor("x", "...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(isnan_forward)
+    forward = (Elementwise.of(isnan_forward),)
 
 
 def isnan(input: torch.Tensor) -> torch.Tensor:

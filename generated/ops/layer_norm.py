@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +152,7 @@ def layer_norm_backward(
     rows.store_columns(dbias_acc, dbias_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class LayerNorm(RowOp):
+class LayerNorm(RuntimeOp):
     """How `layer_norm` is launched: its tensors, choices and kernels."""
 
     name = "layer_norm"
@@ -162,10 +163,9 @@ class LayerNorm(RowOp):
     gradients = ("x", "weight", "bias")
     kinds = {"normalized_shape": "shape", "eps": "float"}
     sized = {"N": "normalized_shape"}
-    reduced = ("N",)
     saved = (Tensor("mu", "...", "compute"), Tensor("rstd", "...", "compute"))
-    forward = Kernel.of(layer_norm_forward)
-    backward = Kernel.of(layer_norm_backward)
+    forward = (Rowwise.of(layer_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(layer_norm_backward, kept=("...",), reduced=("N",)),)
 
 
 def layer_norm(

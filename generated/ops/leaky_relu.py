@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def leaky_relu_backward(
     tl.store(dx_ptr + i, tl.where(x > 0, dy, negative_slope * dy), mask=mask)
 
 
-class LeakyRelu(PointwiseOp):
+class LeakyRelu(RuntimeOp):
     """How `leaky_relu` is launched: its tensors, choices and kernels."""
 
     name = "leaky_relu"
@@ -53,8 +55,8 @@ class LeakyRelu(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"negative_slope": "float"}
-    forward = Kernel.of(leaky_relu_forward)
-    backward = Kernel.of(leaky_relu_backward)
+    forward = (Elementwise.of(leaky_relu_forward),)
+    backward = (Elementwise.of(leaky_relu_backward),)
 
 
 def leaky_relu(input: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:

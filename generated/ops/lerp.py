@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def lerp_backward(
         tl.store(dweight_sum_ptr + part, added_up(dweight_sum, BLOCK_R), mask=exists)
 
 
-class Lerp(PointwiseOp):
+class Lerp(RuntimeOp):
     """How `lerp` is launched: its tensors, choices and kernels."""
 
     name = "lerp"
@@ -94,8 +96,8 @@ class Lerp(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "end", "weight")
     gradients = ("x", "end", "weight")
-    forward = Kernel.of(lerp_forward)
-    backward = Kernel.of(lerp_backward)
+    forward = (Elementwise.of(lerp_forward),)
+    backward = (Elementwise.of(lerp_backward),)
 
 
 def lerp(input: torch.Tensor, end: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:

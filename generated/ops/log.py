@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log as _log
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def log_backward(
     tl.store(dx_ptr + i, dy / x, mask=mask)
 
 
-class Log(PointwiseOp):
+class Log(RuntimeOp):
     """How `log` is launched: its tensors, choices and kernels."""
 
     name = "log"
@@ -51,8 +53,8 @@ class Log(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(log_forward)
-    backward = Kernel.of(log_backward)
+    forward = (Elementwise.of(log_forward),)
+    backward = (Elementwise.of(log_backward),)
 
 
 def log(input: torch.Tensor) -> torch.Tensor:

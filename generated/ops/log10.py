@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log10 as _log10
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def log10_backward(
     tl.store(dx_ptr + i, 0.4342944819032518 * dy / x, mask=mask)
 
 
-class Log10(PointwiseOp):
+class Log10(RuntimeOp):
     """How `log10` is launched: its tensors, choices and kernels."""
 
     name = "log10"
@@ -51,8 +53,8 @@ class Log10(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(log10_forward)
-    backward = Kernel.of(log10_backward)
+    forward = (Elementwise.of(log10_forward),)
+    backward = (Elementwise.of(log10_backward),)
 
 
 def log10(input: torch.Tensor) -> torch.Tensor:

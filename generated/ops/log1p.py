@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log1p as _log1p
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def log1p_backward(
     tl.store(dx_ptr + i, dy / (1 + x), mask=mask)
 
 
-class Log1p(PointwiseOp):
+class Log1p(RuntimeOp):
     """How `log1p` is launched: its tensors, choices and kernels."""
 
     name = "log1p"
@@ -51,8 +53,8 @@ class Log1p(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(log1p_forward)
-    backward = Kernel.of(log1p_backward)
+    forward = (Elementwise.of(log1p_forward),)
+    backward = (Elementwise.of(log1p_backward),)
 
 
 def log1p(input: torch.Tensor) -> torch.Tensor:

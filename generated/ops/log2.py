@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log2 as _log2
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def log2_backward(
     tl.store(dx_ptr + i, 1.4426950408889634 * dy / x, mask=mask)
 
 
-class Log2(PointwiseOp):
+class Log2(RuntimeOp):
     """How `log2` is launched: its tensors, choices and kernels."""
 
     name = "log2"
@@ -51,8 +53,8 @@ class Log2(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(log2_forward)
-    backward = Kernel.of(log2_backward)
+    forward = (Elementwise.of(log2_forward),)
+    backward = (Elementwise.of(log2_backward),)
 
 
 def log2(input: torch.Tensor) -> torch.Tensor:

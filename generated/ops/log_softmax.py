@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import exp, log, maximum
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def log_softmax_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class LogSoftmax(RowOp):
+class LogSoftmax(RuntimeOp):
     """How `log_softmax` is launched: its tensors, choices and kernels."""
 
     name = "log_softmax"
@@ -95,10 +96,9 @@ class LogSoftmax(RowOp):
     residuals = ("y",)
     gradients = ("x",)
     kinds = {"dim": "int"}
-    reduced = ("N",)
     needs_elements = True
-    forward = Kernel.of(log_softmax_forward)
-    backward = Kernel.of(log_softmax_backward)
+    forward = (Rowwise.of(log_softmax_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(log_softmax_backward, kept=("...",), reduced=("N",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import divide, log
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ def log_sum_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class LogSum(RowOp):
+class LogSum(RuntimeOp):
     """How `log_sum` is launched: its tensors, choices and kernels."""
 
     name = "log_sum"
@@ -98,11 +99,9 @@ class LogSum(RowOp):
     residuals = ("total",)
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
     saved = (Tensor("total", "...", "compute"),)
-    forward = Kernel.of(log_sum_forward)
-    finish = Kernel.of(log_sum_finish)
-    backward = Kernel.of(log_sum_backward)
+    forward = (Rowwise.of(log_sum_forward, kept=("...",), reduced=("R",), finish=log_sum_finish),)
+    backward = (Rowwise.of(log_sum_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, sigmoid, softplus
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def logaddexp_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Logaddexp(PointwiseOp):
+class Logaddexp(RuntimeOp):
     """How `logaddexp` is launched: its tensors, choices and kernels."""
 
     name = "logaddexp"
@@ -79,8 +81,8 @@ class Logaddexp(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(logaddexp_forward)
-    backward = Kernel.of(logaddexp_backward)
+    forward = (Elementwise.of(logaddexp_forward),)
+    backward = (Elementwise.of(logaddexp_backward),)
 
 
 def logaddexp(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

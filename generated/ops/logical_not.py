@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +32,13 @@ def logical_not_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class LogicalNot(PointwiseOp):
+class LogicalNot(RuntimeOp):
     """How `logical_not` is launched: its tensors, choices and kernels."""
 
     name = "logical_not"
     inputs = (Tensor("x", "...", "any", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(logical_not_forward)
+    forward = (Elementwise.of(logical_not_forward),)
 
 
 def logical_not(input: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +33,13 @@ def logical_or_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class LogicalOr(PointwiseOp):
+class LogicalOr(RuntimeOp):
     """How `logical_or` is launched: its tensors, choices and kernels."""
 
     name = "logical_or"
     inputs = (Tensor("x", "...", "any", arg="input"), Tensor("other", "...", "any"))
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(logical_or_forward)
+    forward = (Elementwise.of(logical_or_forward),)
 
 
 def logical_or(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

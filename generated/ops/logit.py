@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import log
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +60,7 @@ def logit_backward(
         tl.store(dx_ptr + i, dz, mask=mask)
 
 
-class Logit(PointwiseOp):
+class Logit(RuntimeOp):
     """How `logit` is launched: its tensors, choices and kernels."""
 
     name = "logit"
@@ -67,8 +69,8 @@ class Logit(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"eps": "float?"}
-    forward = Kernel.of(logit_forward)
-    backward = Kernel.of(logit_backward)
+    forward = (Elementwise.of(logit_forward),)
+    backward = (Elementwise.of(logit_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c1": 0.0 if self.attrs["eps"] is None else (1 - self.attrs["eps"])}

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import negated, sigmoid, softplus
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def logsigmoid_backward(
     tl.store(dx_ptr + i, dy * sigmoid(-x, HALF), mask=mask)
 
 
-class Logsigmoid(PointwiseOp):
+class Logsigmoid(RuntimeOp):
     """How `logsigmoid` is launched: its tensors, choices and kernels."""
 
     name = "logsigmoid"
@@ -51,8 +53,8 @@ class Logsigmoid(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(logsigmoid_forward)
-    backward = Kernel.of(logsigmoid_backward)
+    forward = (Elementwise.of(logsigmoid_forward),)
+    backward = (Elementwise.of(logsigmoid_backward),)
 
 
 def logsigmoid(input: torch.Tensor) -> torch.Tensor:

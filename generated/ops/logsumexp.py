@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import exp, isinf, log, maximum
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ def logsumexp_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Logsumexp(RowOp):
+class Logsumexp(RuntimeOp):
     """How `logsumexp` is launched: its tensors, choices and kernels."""
 
     name = "logsumexp"
@@ -81,9 +82,8 @@ class Logsumexp(RowOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(logsumexp_forward)
-    backward = Kernel.of(logsumexp_backward)
+    forward = (Rowwise.of(logsumexp_forward, kept=("...",), reduced=("R",)),)
+    backward = (Rowwise.of(logsumexp_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

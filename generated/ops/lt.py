@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +36,13 @@ def lt_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Lt(PointwiseOp):
+class Lt(RuntimeOp):
     """How `lt` is launched: its tensors, choices and kernels."""
 
     name = "lt"
     inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
     outputs = (Tensor("y", "...", "bool"),)
-    forward = Kernel.of(lt_forward)
+    forward = (Elementwise.of(lt_forward),)
 
 
 def lt(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

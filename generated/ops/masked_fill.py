@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def masked_fill_backward(
         tl.store(dvalue_sum_ptr + part, added_up(dvalue_sum, BLOCK_R), mask=exists)
 
 
-class MaskedFill(PointwiseOp):
+class MaskedFill(RuntimeOp):
     """How `masked_fill` is launched: its tensors, choices and kernels."""
 
     name = "masked_fill"
@@ -82,8 +84,8 @@ class MaskedFill(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("mask",)
     gradients = ("x", "value")
-    forward = Kernel.of(masked_fill_forward)
-    backward = Kernel.of(masked_fill_backward)
+    forward = (Elementwise.of(masked_fill_forward),)
+    backward = (Elementwise.of(masked_fill_backward),)
 
 
 def masked_fill(input: torch.Tensor, mask: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def mean_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Mean(RowOp):
+class Mean(RuntimeOp):
     """How `mean` is launched: its tensors, choices and kernels."""
 
     name = "mean"
@@ -89,10 +90,8 @@ class Mean(RowOp):
     residuals = ()
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(mean_forward)
-    finish = Kernel.of(mean_finish)
-    backward = Kernel.of(mean_backward)
+    forward = (Rowwise.of(mean_forward, kept=("...",), reduced=("R",), finish=mean_finish),)
+    backward = (Rowwise.of(mean_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

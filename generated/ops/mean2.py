@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def mean2_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Mean2(PointwiseOp):
+class Mean2(RuntimeOp):
     """How `mean2` is launched: its tensors, choices and kernels."""
 
     name = "mean2"
@@ -74,8 +76,8 @@ class Mean2(PointwiseOp):
     residuals = ()
     gradients = ("x", "other")
     equals = {"other": "x"}
-    forward = Kernel.of(mean2_forward)
-    backward = Kernel.of(mean2_backward)
+    forward = (Elementwise.of(mean2_forward),)
+    backward = (Elementwise.of(mean2_backward),)
 
 
 def mean2(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import minimum as _minimum
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def minimum_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Minimum(PointwiseOp):
+class Minimum(RuntimeOp):
     """How `minimum` is launched: its tensors, choices and kernels."""
 
     name = "minimum"
@@ -78,8 +80,8 @@ class Minimum(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(minimum_forward)
-    backward = Kernel.of(minimum_backward)
+    forward = (Elementwise.of(minimum_forward),)
+    backward = (Elementwise.of(minimum_backward),)
 
 
 def minimum(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

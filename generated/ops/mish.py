@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp, maximum, minimum
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +54,7 @@ def mish_backward(
     tl.store(dx_ptr + i, dy * (n_ * q + 4 * u * (e * q) * ((e + 1) * q)), mask=mask)
 
 
-class Mish(PointwiseOp):
+class Mish(RuntimeOp):
     """How `mish` is launched: its tensors, choices and kernels."""
 
     name = "mish"
@@ -60,8 +62,8 @@ class Mish(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(mish_forward)
-    backward = Kernel.of(mish_backward)
+    forward = (Elementwise.of(mish_forward),)
+    backward = (Elementwise.of(mish_backward),)
 
 
 def mish(input: torch.Tensor) -> torch.Tensor:

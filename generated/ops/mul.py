@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def mul_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Mul(PointwiseOp):
+class Mul(RuntimeOp):
     """How `mul` is launched: its tensors, choices and kernels."""
 
     name = "mul"
@@ -82,8 +84,8 @@ class Mul(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(mul_forward)
-    backward = Kernel.of(mul_backward)
+    forward = (Elementwise.of(mul_forward),)
+    backward = (Elementwise.of(mul_backward),)
 
 
 def mul(input: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:

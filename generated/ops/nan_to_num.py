@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, largest, offset, scalar, tile
 from ..runtime.math import isfinite, isnan
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +57,7 @@ def nan_to_num_backward(
     tl.store(dx_ptr + i, tl.where(isfinite(x), dy, 0), mask=mask)
 
 
-class NanToNum(PointwiseOp):
+class NanToNum(RuntimeOp):
     """How `nan_to_num` is launched: its tensors, choices and kernels."""
 
     name = "nan_to_num"
@@ -65,8 +67,8 @@ class NanToNum(PointwiseOp):
     gradients = ("x",)
     kinds = {"value": "float", "posinf": "float?", "neginf": "float?"}
     named = {"value": "nan"}
-    forward = Kernel.of(nan_to_num_forward)
-    backward = Kernel.of(nan_to_num_backward)
+    forward = (Elementwise.of(nan_to_num_forward),)
+    backward = (Elementwise.of(nan_to_num_backward),)
 
     def choices(self) -> dict[str, object]:
         return {

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import negated
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def neg_backward(
     tl.store(dx_ptr + i, -dy, mask=mask)
 
 
-class Neg(PointwiseOp):
+class Neg(RuntimeOp):
     """How `neg` is launched: its tensors, choices and kernels."""
 
     name = "neg"
@@ -50,8 +52,8 @@ class Neg(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(neg_forward)
-    backward = Kernel.of(neg_backward)
+    forward = (Elementwise.of(neg_forward),)
+    backward = (Elementwise.of(neg_backward),)
 
 
 def neg(input: torch.Tensor) -> torch.Tensor:

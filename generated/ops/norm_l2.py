@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import sqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def norm_l2_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class NormL2(RowOp):
+class NormL2(RuntimeOp):
     """How `norm_l2` is launched: its tensors, choices and kernels."""
 
     name = "norm_l2"
@@ -95,10 +96,8 @@ class NormL2(RowOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(norm_l2_forward)
-    finish = Kernel.of(norm_l2_finish)
-    backward = Kernel.of(norm_l2_backward)
+    forward = (Rowwise.of(norm_l2_forward, kept=("...",), reduced=("R",), finish=norm_l2_finish),)
+    backward = (Rowwise.of(norm_l2_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import maximum, sqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def normalize_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Normalize(RowOp):
+class Normalize(RuntimeOp):
     """How `normalize` is launched: its tensors, choices and kernels."""
 
     name = "normalize"
@@ -95,10 +96,9 @@ class Normalize(RowOp):
     residuals = ("y", "norm")
     gradients = ("x",)
     kinds = {"dim": "int", "eps": "float"}
-    reduced = ("N",)
     saved = (Tensor("norm", "...", "compute"),)
-    forward = Kernel.of(normalize_forward)
-    backward = Kernel.of(normalize_backward)
+    forward = (Rowwise.of(normalize_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(normalize_backward, kept=("...",), reduced=("N",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import log2
 from ..runtime.math import pow as _pow
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def pow_backward(
         tl.store(dexponent_sum_ptr + part, added_up(dexponent_sum, BLOCK_R), mask=exists)
 
 
-class Pow(PointwiseOp):
+class Pow(RuntimeOp):
     """How `pow` is launched: its tensors, choices and kernels."""
 
     name = "pow"
@@ -92,8 +94,8 @@ class Pow(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "exponent")
     gradients = ("x", "exponent")
-    forward = Kernel.of(pow_forward)
-    backward = Kernel.of(pow_backward)
+    forward = (Elementwise.of(pow_forward),)
+    backward = (Elementwise.of(pow_backward),)
 
 
 def pow(input: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.Tensor:

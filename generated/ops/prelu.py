@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def prelu_backward(
         tl.store(dweight_sum_ptr + part, added_up(dweight_sum, BLOCK_R), mask=exists)
 
 
-class Prelu(PointwiseOp):
+class Prelu(RuntimeOp):
     """How `prelu` is launched: its tensors, choices and kernels."""
 
     name = "prelu"
@@ -72,8 +74,8 @@ class Prelu(PointwiseOp):
     outputs = (Tensor("y", "B, C, ..."),)
     residuals = ("x", "weight")
     gradients = ("x", "weight")
-    forward = Kernel.of(prelu_forward)
-    backward = Kernel.of(prelu_backward)
+    forward = (Elementwise.of(prelu_forward),)
+    backward = (Elementwise.of(prelu_backward),)
 
 
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, minimum, sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +49,7 @@ def quick_gelu_backward(
     tl.store(dx_ptr + i, dy * s * (1 + 1.702 * minimum(z, 1000) * (1 - s)), mask=mask)
 
 
-class QuickGelu(PointwiseOp):
+class QuickGelu(RuntimeOp):
     """How `quick_gelu` is launched: its tensors, choices and kernels."""
 
     name = "quick_gelu"
@@ -55,8 +57,8 @@ class QuickGelu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(quick_gelu_forward)
-    backward = Kernel.of(quick_gelu_backward)
+    forward = (Elementwise.of(quick_gelu_forward),)
+    backward = (Elementwise.of(quick_gelu_backward),)
 
 
 def quick_gelu(input: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def reciprocal_backward(
     tl.store(dx_ptr + i, -dy / x / x, mask=mask)
 
 
-class Reciprocal(PointwiseOp):
+class Reciprocal(RuntimeOp):
     """How `reciprocal` is launched: its tensors, choices and kernels."""
 
     name = "reciprocal"
@@ -50,8 +52,8 @@ class Reciprocal(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(reciprocal_forward)
-    backward = Kernel.of(reciprocal_backward)
+    forward = (Elementwise.of(reciprocal_forward),)
+    backward = (Elementwise.of(reciprocal_backward),)
 
 
 def reciprocal(input: torch.Tensor) -> torch.Tensor:

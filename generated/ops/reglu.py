@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def reglu_backward(
         tl.store(dup_sum_ptr + part, added_up(dup_sum, BLOCK_R), mask=exists)
 
 
-class Reglu(PointwiseOp):
+class Reglu(RuntimeOp):
     """How `reglu` is launched: its tensors, choices and kernels."""
 
     name = "reglu"
@@ -79,8 +81,8 @@ class Reglu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")
-    forward = Kernel.of(reglu_forward)
-    backward = Kernel.of(reglu_backward)
+    forward = (Elementwise.of(reglu_forward),)
+    backward = (Elementwise.of(reglu_backward),)
 
 
 def reglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

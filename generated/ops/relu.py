@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu as _relu
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def relu_backward(
     tl.store(dx_ptr + i, tl.where(x <= 0, 0, dy), mask=mask)
 
 
-class Relu(PointwiseOp):
+class Relu(RuntimeOp):
     """How `relu` is launched: its tensors, choices and kernels."""
 
     name = "relu"
@@ -51,8 +53,8 @@ class Relu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(relu_forward)
-    backward = Kernel.of(relu_backward)
+    forward = (Elementwise.of(relu_forward),)
+    backward = (Elementwise.of(relu_backward),)
 
 
 def relu(input: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,7 @@ def relu6_backward(
     tl.store(dx_ptr + i, tl.where((x <= 0) | (x >= 6), 0, dy), mask=mask)
 
 
-class Relu6(PointwiseOp):
+class Relu6(RuntimeOp):
     """How `relu6` is launched: its tensors, choices and kernels."""
 
     name = "relu6"
@@ -50,8 +52,8 @@ class Relu6(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(relu6_forward)
-    backward = Kernel.of(relu6_backward)
+    forward = (Elementwise.of(relu6_forward),)
+    backward = (Elementwise.of(relu6_backward),)
 
 
 def relu6(input: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def relu_squared_backward(
     tl.store(dx_ptr + i, 2 * dy * r_, mask=mask)
 
 
-class ReluSquared(PointwiseOp):
+class ReluSquared(RuntimeOp):
     """How `relu_squared` is launched: its tensors, choices and kernels."""
 
     name = "relu_squared"
@@ -53,8 +55,8 @@ class ReluSquared(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(relu_squared_forward)
-    backward = Kernel.of(relu_squared_backward)
+    forward = (Elementwise.of(relu_squared_forward),)
+    backward = (Elementwise.of(relu_squared_backward),)
 
 
 def relu_squared(input: torch.Tensor) -> torch.Tensor:

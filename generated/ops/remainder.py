@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import floordiv, mod
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def remainder_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Remainder(PointwiseOp):
+class Remainder(RuntimeOp):
     """How `remainder` is launched: its tensors, choices and kernels."""
 
     name = "remainder"
@@ -82,8 +84,8 @@ class Remainder(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(remainder_forward)
-    backward = Kernel.of(remainder_backward)
+    forward = (Elementwise.of(remainder_forward),)
+    backward = (Elementwise.of(remainder_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def residual_scale_backward(
         tl.store(dscale_sum_ptr + part, added_up(dscale_sum, BLOCK_R), mask=exists)
 
 
-class ResidualScale(PointwiseOp):
+class ResidualScale(RuntimeOp):
     """How `residual_scale` is launched: its tensors, choices and kernels."""
 
     name = "residual_scale"
@@ -85,8 +87,8 @@ class ResidualScale(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("residual", "scale")
     gradients = ("x", "residual", "scale")
-    forward = Kernel.of(residual_scale_forward)
-    backward = Kernel.of(residual_scale_backward)
+    forward = (Elementwise.of(residual_scale_forward),)
+    backward = (Elementwise.of(residual_scale_backward),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

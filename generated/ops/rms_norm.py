@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +125,7 @@ def rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class RmsNorm(RowOp):
+class RmsNorm(RuntimeOp):
     """How `rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "rms_norm"
@@ -134,10 +135,9 @@ class RmsNorm(RowOp):
     residuals = ("x", "weight", "rstd")
     gradients = ("x", "weight")
     kinds = {"eps": "float", "offset": "float"}
-    reduced = ("N",)
     saved = (Tensor("rstd", "...", "compute"),)
-    forward = Kernel.of(rms_norm_forward)
-    backward = Kernel.of(rms_norm_backward)
+    forward = (Rowwise.of(rms_norm_forward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(rms_norm_backward, kept=("...",), reduced=("N",)),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "offset_": self.attrs["offset"], "c2": (1.0 + self.attrs["offset"])}

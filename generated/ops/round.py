@@ -12,10 +12,12 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide
 from ..runtime.math import round as _round
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,7 @@ def round_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Round(PointwiseOp):
+class Round(RuntimeOp):
     """How `round` is launched: its tensors, choices and kernels."""
 
     name = "round"
@@ -57,8 +59,8 @@ class Round(PointwiseOp):
     residuals = ()
     gradients = ("x",)
     kinds = {"decimals": "int"}
-    forward = Kernel.of(round_forward)
-    backward = Kernel.of(round_backward)
+    forward = (Elementwise.of(round_forward),)
+    backward = (Elementwise.of(round_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {

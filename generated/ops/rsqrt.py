@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def rsqrt_backward(
     tl.store(dx_ptr + i, -0.5 * dy * (y / x), mask=mask)
 
 
-class Rsqrt(PointwiseOp):
+class Rsqrt(RuntimeOp):
     """How `rsqrt` is launched: its tensors, choices and kernels."""
 
     name = "rsqrt"
@@ -52,8 +54,8 @@ class Rsqrt(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(rsqrt_forward)
-    backward = Kernel.of(rsqrt_backward)
+    forward = (Elementwise.of(rsqrt_forward),)
+    backward = (Elementwise.of(rsqrt_backward),)
 
 
 def rsqrt(input: torch.Tensor) -> torch.Tensor:

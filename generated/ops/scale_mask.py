@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def scale_mask_backward(
         tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
 
 
-class ScaleMask(PointwiseOp):
+class ScaleMask(RuntimeOp):
     """How `scale_mask` is launched: its tensors, choices and kernels."""
 
     name = "scale_mask"
@@ -70,8 +72,8 @@ class ScaleMask(PointwiseOp):
     residuals = ("mask",)
     gradients = ("x",)
     kinds = {"scale": "float", "value": "float"}
-    forward = Kernel.of(scale_mask_forward)
-    backward = Kernel.of(scale_mask_backward)
+    forward = (Elementwise.of(scale_mask_forward),)
+    backward = (Elementwise.of(scale_mask_backward),)
 
 
 def scale_mask(input: torch.Tensor, mask: torch.Tensor, scale: float = 1, value: float = -float("inf")) -> torch.Tensor:

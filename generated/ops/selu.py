@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def selu_backward(
     tl.store(dx_ptr + i, 1.0507009873554805 * dy * tl.where(x > 0, 1, 1.6732632423543772 * exp(x, HALF)), mask=mask)
 
 
-class Selu(PointwiseOp):
+class Selu(RuntimeOp):
     """How `selu` is launched: its tensors, choices and kernels."""
 
     name = "selu"
@@ -51,8 +53,8 @@ class Selu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(selu_forward)
-    backward = Kernel.of(selu_backward)
+    forward = (Elementwise.of(selu_forward),)
+    backward = (Elementwise.of(selu_backward),)
 
 
 def selu(input: torch.Tensor) -> torch.Tensor:

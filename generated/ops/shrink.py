@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def shrink_backward(
     tl.store(dx_ptr + i, tl.where(tl.abs(x) <= lambd, 0, dy), mask=mask)
 
 
-class Shrink(PointwiseOp):
+class Shrink(RuntimeOp):
     """How `shrink` is launched: its tensors, choices and kernels."""
 
     name = "shrink"
@@ -54,8 +56,8 @@ class Shrink(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"bias": "float", "lambd": "float"}
-    forward = Kernel.of(shrink_forward)
-    backward = Kernel.of(shrink_backward)
+    forward = (Elementwise.of(shrink_forward),)
+    backward = (Elementwise.of(shrink_backward),)
 
 
 def shrink(input: torch.Tensor, bias: float = 0, lambd: float = 0.5) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid as _sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def sigmoid_backward(
     tl.store(dx_ptr + i, dy * y * (1 - y), mask=mask)
 
 
-class Sigmoid(PointwiseOp):
+class Sigmoid(RuntimeOp):
     """How `sigmoid` is launched: its tensors, choices and kernels."""
 
     name = "sigmoid"
@@ -51,8 +53,8 @@ class Sigmoid(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(sigmoid_forward)
-    backward = Kernel.of(sigmoid_backward)
+    forward = (Elementwise.of(sigmoid_forward),)
+    backward = (Elementwise.of(sigmoid_backward),)
 
 
 def sigmoid(input: torch.Tensor) -> torch.Tensor:

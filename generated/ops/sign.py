@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sign as _sign
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +42,7 @@ def sign_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Sign(PointwiseOp):
+class Sign(RuntimeOp):
     """How `sign` is launched: its tensors, choices and kernels."""
 
     name = "sign"
@@ -48,8 +50,8 @@ class Sign(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(sign_forward)
-    backward = Kernel.of(sign_backward)
+    forward = (Elementwise.of(sign_forward),)
+    backward = (Elementwise.of(sign_backward),)
 
 
 def sign(input: torch.Tensor) -> torch.Tensor:

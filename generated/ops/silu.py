@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def silu_backward(
     tl.store(dx_ptr + i, dy * s * (1 + x * (1 - s)), mask=mask)
 
 
-class Silu(PointwiseOp):
+class Silu(RuntimeOp):
     """How `silu` is launched: its tensors, choices and kernels."""
 
     name = "silu"
@@ -53,8 +55,8 @@ class Silu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(silu_forward)
-    backward = Kernel.of(silu_backward)
+    forward = (Elementwise.of(silu_forward),)
+    backward = (Elementwise.of(silu_backward),)
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cos
 from ..runtime.math import sin as _sin
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def sin_backward(
     tl.store(dx_ptr + i, dy * cos(x), mask=mask)
 
 
-class Sin(PointwiseOp):
+class Sin(RuntimeOp):
     """How `sin` is launched: its tensors, choices and kernels."""
 
     name = "sin"
@@ -52,8 +54,8 @@ class Sin(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(sin_forward)
-    backward = Kernel.of(sin_backward)
+    forward = (Elementwise.of(sin_forward),)
+    backward = (Elementwise.of(sin_backward),)
 
 
 def sin(input: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cosh
 from ..runtime.math import sinh as _sinh
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def sinh_backward(
     tl.store(dx_ptr + i, dy * cosh(x, HALF), mask=mask)
 
 
-class Sinh(PointwiseOp):
+class Sinh(RuntimeOp):
     """How `sinh` is launched: its tensors, choices and kernels."""
 
     name = "sinh"
@@ -52,8 +54,8 @@ class Sinh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(sinh_forward)
-    backward = Kernel.of(sinh_backward)
+    forward = (Elementwise.of(sinh_forward),)
+    backward = (Elementwise.of(sinh_backward),)
 
 
 def sinh(input: torch.Tensor) -> torch.Tensor:

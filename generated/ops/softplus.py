@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import sigmoid
 from ..runtime.math import softplus as _softplus
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +53,7 @@ def softplus_backward(
     tl.store(dx_ptr + i, tl.where(z > threshold, dy, dy * sigmoid(z, HALF)), mask=mask)
 
 
-class Softplus(PointwiseOp):
+class Softplus(RuntimeOp):
     """How `softplus` is launched: its tensors, choices and kernels."""
 
     name = "softplus"
@@ -60,8 +62,8 @@ class Softplus(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"beta": "float", "threshold": "float"}
-    forward = Kernel.of(softplus_forward)
-    backward = Kernel.of(softplus_backward)
+    forward = (Elementwise.of(softplus_forward),)
+    backward = (Elementwise.of(softplus_backward),)
 
 
 def softplus(input: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def softshrink_backward(
     tl.store(dx_ptr + i, tl.where(tl.abs(x) <= lambd, 0, dy), mask=mask)
 
 
-class Softshrink(PointwiseOp):
+class Softshrink(RuntimeOp):
     """How `softshrink` is launched: its tensors, choices and kernels."""
 
     name = "softshrink"
@@ -53,8 +55,8 @@ class Softshrink(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"lambd": "float"}
-    forward = Kernel.of(softshrink_forward)
-    backward = Kernel.of(softshrink_backward)
+    forward = (Elementwise.of(softshrink_forward),)
+    backward = (Elementwise.of(softshrink_backward),)
 
     def require(self) -> None:
         super().require()

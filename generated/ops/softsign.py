@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isinf, sign
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def softsign_backward(
     tl.store(dx_ptr + i, dy / a / a, mask=mask)
 
 
-class Softsign(PointwiseOp):
+class Softsign(RuntimeOp):
     """How `softsign` is launched: its tensors, choices and kernels."""
 
     name = "softsign"
@@ -53,8 +55,8 @@ class Softsign(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(softsign_forward)
-    backward = Kernel.of(softsign_backward)
+    forward = (Elementwise.of(softsign_forward),)
+    backward = (Elementwise.of(softsign_backward),)
 
 
 def softsign(input: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sqrt as _sqrt
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def sqrt_backward(
     tl.store(dx_ptr + i, dy / (2 * y), mask=mask)
 
 
-class Sqrt(PointwiseOp):
+class Sqrt(RuntimeOp):
     """How `sqrt` is launched: its tensors, choices and kernels."""
 
     name = "sqrt"
@@ -51,8 +53,8 @@ class Sqrt(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(sqrt_forward)
-    backward = Kernel.of(sqrt_backward)
+    forward = (Elementwise.of(sqrt_forward),)
+    backward = (Elementwise.of(sqrt_backward),)
 
 
 def sqrt(input: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import square as _square
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def square_backward(
     tl.store(dx_ptr + i, 2 * dy * x, mask=mask)
 
 
-class Square(PointwiseOp):
+class Square(RuntimeOp):
     """How `square` is launched: its tensors, choices and kernels."""
 
     name = "square"
@@ -51,8 +53,8 @@ class Square(PointwiseOp):
     outputs = (Tensor("y", "...", "number"),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(square_forward)
-    backward = Kernel.of(square_backward)
+    forward = (Elementwise.of(square_forward),)
+    backward = (Elementwise.of(square_backward),)
 
 
 def square(input: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, maximum, sqrt
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ def std_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Std(RowOp):
+class Std(RuntimeOp):
     """How `std` is launched: its tensors, choices and kernels."""
 
     name = "std"
@@ -88,10 +89,9 @@ class Std(RowOp):
     residuals = ("x", "y", "mu")
     gradients = ("x",)
     kinds = {"dim": "dims?", "correction": "float", "keepdim": "bool"}
-    reduced = ("R",)
     saved = (Tensor("mu", "...", "compute"),)
-    forward = Kernel.of(std_forward)
-    backward = Kernel.of(std_backward)
+    forward = (Rowwise.of(std_forward, kept=("...",), reduced=("R",)),)
+    backward = (Rowwise.of(std_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def sub_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Sub(PointwiseOp):
+class Sub(RuntimeOp):
     """How `sub` is launched: its tensors, choices and kernels."""
 
     name = "sub"
@@ -79,8 +81,8 @@ class Sub(PointwiseOp):
     residuals = ()
     gradients = ("x", "other")
     kinds = {"alpha": "float"}
-    forward = Kernel.of(sub_forward)
-    backward = Kernel.of(sub_backward)
+    forward = (Elementwise.of(sub_forward),)
+    backward = (Elementwise.of(sub_backward),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c1": (-self.attrs["alpha"])}

@@ -13,8 +13,9 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def sum_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dy, mask=mask)
 
 
-class Sum(RowOp):
+class Sum(RuntimeOp):
     """How `sum` is launched: its tensors, choices and kernels."""
 
     name = "sum"
@@ -87,10 +88,8 @@ class Sum(RowOp):
     residuals = ()
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(sum_forward)
-    finish = Kernel.of(sum_finish)
-    backward = Kernel.of(sum_backward)
+    forward = (Rowwise.of(sum_forward, kept=("...",), reduced=("R",), finish=sum_finish),)
+    backward = (Rowwise.of(sum_backward, kept=("...",), reduced=("R",)),)
 
     def passes(self) -> dict[str, str]:
         return {"x": "dy"}

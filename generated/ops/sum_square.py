@@ -13,8 +13,9 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,7 @@ def sum_square_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class SumSquare(RowOp):
+class SumSquare(RuntimeOp):
     """How `sum_square` is launched: its tensors, choices and kernels."""
 
     name = "sum_square"
@@ -90,10 +91,8 @@ class SumSquare(RowOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    reduced = ("R",)
-    forward = Kernel.of(sum_square_forward)
-    finish = Kernel.of(sum_square_finish)
-    backward = Kernel.of(sum_square_backward)
+    forward = (Rowwise.of(sum_square_forward, kept=("...",), reduced=("R",), finish=sum_square_finish),)
+    backward = (Rowwise.of(sum_square_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def swiglu_backward(
         tl.store(dup_sum_ptr + part, added_up(dup_sum, BLOCK_R), mask=exists)
 
 
-class Swiglu(PointwiseOp):
+class Swiglu(RuntimeOp):
     """How `swiglu` is launched: its tensors, choices and kernels."""
 
     name = "swiglu"
@@ -79,8 +81,8 @@ class Swiglu(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")
-    forward = Kernel.of(swiglu_forward)
-    backward = Kernel.of(swiglu_backward)
+    forward = (Elementwise.of(swiglu_forward),)
+    backward = (Elementwise.of(swiglu_backward),)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

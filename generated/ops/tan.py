@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import tan as _tan
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def tan_backward(
     tl.store(dx_ptr + i, dy * (1 + y * y), mask=mask)
 
 
-class Tan(PointwiseOp):
+class Tan(RuntimeOp):
     """How `tan` is launched: its tensors, choices and kernels."""
 
     name = "tan"
@@ -51,8 +53,8 @@ class Tan(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(tan_forward)
-    backward = Kernel.of(tan_backward)
+    forward = (Elementwise.of(tan_forward),)
+    backward = (Elementwise.of(tan_backward),)
 
 
 def tan(input: torch.Tensor) -> torch.Tensor:

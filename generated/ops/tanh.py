@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import tanh as _tanh
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def tanh_backward(
     tl.store(dx_ptr + i, dy * (1 - y * y), mask=mask)
 
 
-class Tanh(PointwiseOp):
+class Tanh(RuntimeOp):
     """How `tanh` is launched: its tensors, choices and kernels."""
 
     name = "tanh"
@@ -51,8 +53,8 @@ class Tanh(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = Kernel.of(tanh_forward)
-    backward = Kernel.of(tanh_backward)
+    forward = (Elementwise.of(tanh_forward),)
+    backward = (Elementwise.of(tanh_backward),)
 
 
 def tanh(input: torch.Tensor) -> torch.Tensor:

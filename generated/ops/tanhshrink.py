@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import tanh
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,7 @@ def tanhshrink_backward(
     tl.store(dx_ptr + i, dy * (t * t), mask=mask)
 
 
-class Tanhshrink(PointwiseOp):
+class Tanhshrink(RuntimeOp):
     """How `tanhshrink` is launched: its tensors, choices and kernels."""
 
     name = "tanhshrink"
@@ -56,8 +58,8 @@ class Tanhshrink(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = Kernel.of(tanhshrink_forward)
-    backward = Kernel.of(tanhshrink_backward)
+    forward = (Elementwise.of(tanhshrink_forward),)
+    backward = (Elementwise.of(tanhshrink_backward),)
 
 
 def tanhshrink(input: torch.Tensor) -> torch.Tensor:

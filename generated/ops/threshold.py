@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def threshold_backward(
     tl.store(dx_ptr + i, tl.where(x <= threshold, 0, dy), mask=mask)
 
 
-class Threshold(PointwiseOp):
+class Threshold(RuntimeOp):
     """How `threshold` is launched: its tensors, choices and kernels."""
 
     name = "threshold"
@@ -54,8 +56,8 @@ class Threshold(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"threshold": "float", "value": "float"}
-    forward = Kernel.of(threshold_forward)
-    backward = Kernel.of(threshold_backward)
+    forward = (Elementwise.of(threshold_forward),)
+    backward = (Elementwise.of(threshold_backward),)
 
 
 def threshold(input: torch.Tensor, threshold: float, value: float) -> torch.Tensor:

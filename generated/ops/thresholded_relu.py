@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ def thresholded_relu_backward(
     tl.store(dx_ptr + i, tl.where(x <= alpha, 0, dy), mask=mask)
 
 
-class ThresholdedRelu(PointwiseOp):
+class ThresholdedRelu(RuntimeOp):
     """How `thresholded_relu` is launched: its tensors, choices and kernels."""
 
     name = "thresholded_relu"
@@ -53,8 +55,8 @@ class ThresholdedRelu(PointwiseOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"alpha": "float"}
-    forward = Kernel.of(thresholded_relu_forward)
-    backward = Kernel.of(thresholded_relu_backward)
+    forward = (Elementwise.of(thresholded_relu_forward),)
+    backward = (Elementwise.of(thresholded_relu_backward),)
 
 
 def thresholded_relu(input: torch.Tensor, alpha: float = 1) -> torch.Tensor:

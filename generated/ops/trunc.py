@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import trunc as _trunc
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +42,7 @@ def trunc_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Trunc(PointwiseOp):
+class Trunc(RuntimeOp):
     """How `trunc` is launched: its tensors, choices and kernels."""
 
     name = "trunc"
@@ -48,8 +50,8 @@ class Trunc(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ()
     gradients = ("x",)
-    forward = Kernel.of(trunc_forward)
-    backward = Kernel.of(trunc_backward)
+    forward = (Elementwise.of(trunc_forward),)
+    backward = (Elementwise.of(trunc_backward),)
 
 
 def trunc(input: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, maximum
-from ..runtime.op import Kernel, Tensor
-from ..runtime.rowop import RowOp
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
+from ..runtime.rowwise import Rowwise
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def var_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Var(RowOp):
+class Var(RuntimeOp):
     """How `var` is launched: its tensors, choices and kernels."""
 
     name = "var"
@@ -87,10 +88,9 @@ class Var(RowOp):
     residuals = ("x", "mu")
     gradients = ("x",)
     kinds = {"dim": "dims?", "correction": "float", "keepdim": "bool"}
-    reduced = ("R",)
     saved = (Tensor("mu", "...", "compute"),)
-    forward = Kernel.of(var_forward)
-    backward = Kernel.of(var_backward)
+    forward = (Rowwise.of(var_forward, kept=("...",), reduced=("R",)),)
+    backward = (Rowwise.of(var_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def where_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Where(PointwiseOp):
+class Where(RuntimeOp):
     """How `where` is launched: its tensors, choices and kernels."""
 
     name = "where"
@@ -87,8 +89,8 @@ class Where(PointwiseOp):
     outputs = (Tensor("y", "...", "any"),)
     residuals = ("condition",)
     gradients = ("x", "other")
-    forward = Kernel.of(where_forward)
-    backward = Kernel.of(where_backward)
+    forward = (Elementwise.of(where_forward),)
+    backward = (Elementwise.of(where_backward),)
 
 
 def where(condition: torch.Tensor, input: torch.Tensor | float, other: torch.Tensor | float) -> torch.Tensor:

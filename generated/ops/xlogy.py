@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import isinf, log
-from ..runtime.op import Kernel, PointwiseOp, Tensor
+from ..runtime.op import RuntimeOp
+from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def xlogy_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Xlogy(PointwiseOp):
+class Xlogy(RuntimeOp):
     """How `xlogy` is launched: its tensors, choices and kernels."""
 
     name = "xlogy"
@@ -94,8 +96,8 @@ class Xlogy(PointwiseOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = Kernel.of(xlogy_forward)
-    backward = Kernel.of(xlogy_backward)
+    forward = (Elementwise.of(xlogy_forward),)
+    backward = (Elementwise.of(xlogy_backward),)
 
 
 def xlogy(input: torch.Tensor | float, other: torch.Tensor | float) -> torch.Tensor:

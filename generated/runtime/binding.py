@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .layout import RANK
-from .op import Given, Meta, Plan, RuntimeOp, TooManyDims
+from .op import RuntimeOp
+from .plan import Given, Meta, Plan, TooManyDims
 from .views import FLOATS
 
 if TYPE_CHECKING:
@@ -218,6 +219,8 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = F
         _launch(
             op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib
         )
+    for name in plan.updated:
+        lib.torch.autograd.graph.increment_version(given[name])
     return tuple(outputs.values())
 
 
@@ -297,7 +300,9 @@ def _autograd_function(torch: Any) -> Any:
                 *output[len(op.outputs) :],
             )
             everything = {**given, **outputs}
-            kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor)]
+            # A buffer that this call has overwritten is not what its backward reads.
+            written = op.plan_forward(ctx.metas).updated if op.updates else ()
+            kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor) and n not in written]
             ctx.kept = kept
             ctx.output_metas = {n: m for n, m in _metas(outputs, lib).items()}
             ctx.save_for_backward(*(everything[n] for n in kept))

@@ -35,6 +35,10 @@ class Dim:
     fixed: tuple[int, ...]
     pack: bool = False
 
+    @property
+    def grouped(self) -> bool:
+        return len(self.axes) > 1
+
 
 def parse_dims(text: str) -> tuple[Dim, ...]:
     """From the spec's spelling: `..., (S=2 N)`."""
@@ -46,6 +50,11 @@ def parse_dims(text: str) -> tuple[Dim, ...]:
         else:
             dims.append(Dim(tuple(f[0] for f in factors), tuple(int(f[2] or 0) for f in factors)))
     return tuple(dims)
+
+
+def names(dims: str) -> frozenset[str]:
+    """The axes and packs of a declaration."""
+    return frozenset(n for d in parse_dims(dims) for n in d.axes)
 
 
 @dataclass(frozen=True)

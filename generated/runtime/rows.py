@@ -61,6 +61,13 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
     return r[None, :], r[None, :] < n_reduced
 
 
+@triton.jit
+def take(row, index, stride, size, mask, COMPUTE: tl.constexpr):
+    """The element of a row at an index; NaN where the index is out of range, so that no neighbour's row is read."""
+    there = mask & (index >= 0) & (index < size)
+    return tl.load(row + index * stride, mask=there, other=float("nan")).to(COMPUTE)
+
+
 # ---------------------------------------------------------------------------------------------- ends of reductions
 
 

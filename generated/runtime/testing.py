@@ -16,7 +16,8 @@ import torch
 
 from .abi import PackedC, Recorder
 from .layout import parse_dims
-from .op import Meta, RuntimeOp, Tensor
+from .op import RuntimeOp
+from .plan import Meta, Tensor
 from .views import FLOATS, INTS, TensorView, dense_strides
 
 TORCH = {

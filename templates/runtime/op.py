@@ -12,113 +12,15 @@ launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from . import layout
-from .abi import ArgVisitor, KernelAbi
+from .abi import ArgVisitor
 from .layout import Axis, Operand, ShapeError, Space
+from .plan import Call, Given, Meta, Plan, Stage, Tensor, active
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
-
-BLOCK = 1024
-WARPS = 4
-_WIDE = 2**31
-_CLASSES = {
-    "float": FLOATS,
-    "int": INTS,
-    "bool": ("bool",),
-    "number": FLOATS + INTS,
-    "integral": (*INTS, "bool"),
-    "any": (*FLOATS, *INTS, "bool"),
-    "compute": FLOATS,
-}
-
-
-class TooManyDims(ShapeError):
-    """More merged dims than a kernel takes: the caller copies the operands that are not dense."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A declared tensor. `dims` in the spec's spelling, `dtype` a class or one dtype."""
-
-    name: str
-    dims: str
-    dtype: str = "float"
-    broadcast: bool | None = None
-    """Whether a dim may have extent 1, and `...` fewer axes. Where it is not said: if the dims are `...` alone."""
-    scalar: bool = False
-    optional: bool = False
-    arg: str = ""
-    differentiable: bool = True
-
-    def __post_init__(self) -> None:
-        if self.broadcast is None:
-            object.__setattr__(self, "broadcast", self.dims == "...")
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return _CLASSES.get(self.dtype, (self.dtype,))
-
-    @property
-    def public(self) -> str:
-        return self.arg or self.name
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a plan knows of a tensor: dtype, shape, strides in elements. A Python number is a `float` or an `int`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-Given = Meta | float | int | None
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A jit function and its parameters."""
-
-    function: Any
-    abi: KernelAbi
-
-    @staticmethod
-    def of(function: Any) -> Kernel:
-        return Kernel(function, KernelAbi.of(function))
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch. `pointers` maps pointer parameters to names of tensors or scratch; `values` has the rest."""
-
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    pointers: Mapping[str, str]
-    values: Mapping[str, Any]
-    warps: int = WARPS
-
-    def arguments(self, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
-        named = {p: tensors.get(name) for p, name in self.pointers.items()}
-        absent = {p.name: None for p in self.kernel.abi.params if p.role == "ptr"}
-        return {**absent, **numbers, **self.values, **named}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one call allocates and launches, in order."""
-
-    outputs: Mapping[str, Meta]
-    scratch: Mapping[str, Meta] = field(default_factory=dict)
-    launches: tuple[Launch, ...] = ()
-    compute: str = "f32"
-    zeros: tuple[str, ...] = ()
-    """Outputs that nothing is summed into: filled with zeros."""
-    saved: Mapping[str, Meta] = field(default_factory=dict)
-    """What the forward allocates and writes beside its outputs for the backward, where a gradient is wanted."""
 
 
 class RuntimeOp:
@@ -128,9 +30,16 @@ class RuntimeOp:
     inputs: ClassVar[tuple[Tensor, ...]] = ()
     params: ClassVar[tuple[Tensor, ...]] = ()
     buffers: ClassVar[tuple[Tensor, ...]] = ()
-    outputs: ClassVar[tuple[Tensor, ...]] = ()
+    outputs: tuple[Tensor, ...] = ()
+    """Of an instance, with the dims that its choices give."""
     saved: ClassVar[tuple[Tensor, ...]] = ()
     """Statistics that the forward writes for the backward alone."""
+    scratch: ClassVar[tuple[Tensor, ...]] = ()
+    """What a stage writes for a later one of the same call."""
+    updates: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
+    """Buffers that the forward writes in place, each with the choices under which it does."""
+    forward: ClassVar[tuple[Stage, ...]] = ()
+    backward: ClassVar[tuple[Stage, ...]] = ()
     residuals: ClassVar[tuple[str, ...]] = ()
     """Inputs, params, outputs and statistics that the backward kernels read."""
     gradients: ClassVar[tuple[str, ...]] = ()
@@ -138,7 +47,9 @@ class RuntimeOp:
     equals: ClassVar[Mapping[str, str]] = {}
     """Gradients that are the gradient of another tensor where the two tensors have one shape and dtype: written once."""
     elementwise: ClassVar[bool] = True
-    """Whether an element of a gradient comes of one element of each cotangent."""
+    """Whether all stages are."""
+    sliced: ClassVar[tuple[str, ...]] = ()
+    """Axes of fixed extent that a kernel reads and writes part by part."""
     needs_elements: ClassVar[bool] = False
     """Whether there must be something to reduce, as for a maximum."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
@@ -154,9 +65,13 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
+        if any(t.chosen for t in self.outputs):
+            self.require()
+            self.outputs = tuple(_of_choice(t, self.choices()) for t in self.outputs)
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}
+        cls.elementwise = all(s.elementwise for s in (*cls.forward, *cls.backward))
 
     # -------------------------------------------------------------------------------- what subclasses give
 
@@ -192,10 +107,67 @@ class RuntimeOp:
     # -------------------------------------------------------------------------------- planning
 
     def plan_forward(self, given: Mapping[str, Given]) -> Plan:
-        raise TypeError(f"{self.name}: no kernel")
+        """Outputs to allocate and the launches. Raises TypeError or ValueError naming op and argument."""
+        key = self._key("forward", given)
+        found = self._plans.get(key)
+        if found is None:
+            self._check_dtypes(given)
+            found = self._remember(key, self._plan_forward(given))
+        if found.compute in INTS:
+            self._check_integral(found.compute, given)
+        return found
+
+    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
+        compute = self.compute_dtype(given)
+        choices = self.choices()
+        updated = [
+            name
+            for name, when in self.updates.items()
+            if isinstance(given.get(name), Meta) and all(choices[n] in values for n, values in when.items())
+        ]
+        wanted = {t.name: self.output_dtype(t, given, compute) for t in (*self.outputs, *self.saved, *self.scratch)}
+        declared = {t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *self.scratch)}
+        call = Call(self, dict(given), declared, wanted, compute)
+        own = [t.name for t in (*self.outputs, *self.saved)]
+        self._run(call, self.forward, [*own, *updated])
+        result, saved = (
+            {t.name: call.outputs[t.name] for t in ts if t.name in call.outputs} for ts in (self.outputs, self.saved)
+        )
+        return Plan(result, call.scratch, tuple(call.launches), compute, tuple(call.zeros), saved, tuple(updated))
 
     def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        raise TypeError(f"{self.name} has no backward: its spec says `not_differentiable`")
+        """Gradients to allocate, scratch and launches. `given` has the cotangents as `d<output>`."""
+        if not self.backward:
+            raise TypeError(f"{self.name} has no backward: its spec says `not_differentiable`")
+        key = self._key("backward", given, tuple(needed), multiprocessors)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._remember(key, self._plan_backward(given, needed, multiprocessors))
+        return found
+
+    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
+        compute = self.compute_dtype(given)
+        cotangents = [
+            replace(t, name=f"d{t.name}")
+            for t in self.outputs
+            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
+        ]
+        grads = {n: replace(t, name=f"d{n}") for t in self.tensors if (n := t.name) in needed}
+        wanted = {g.name: meta.dtype for n, g in grads.items() if isinstance(meta := given[n], Meta)}
+        declared = {
+            t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *cotangents, *grads.values(), *self.scratch)
+        }
+        known = {n: v for n, v in given.items() if n in declared}
+        scratch = {t.name: self.output_dtype(t, given, compute) for t in self.scratch}
+        call = Call(self, known, declared, {**wanted, **scratch}, compute, multiprocessors, True)
+        self._run(call, self.backward, list(wanted))
+        return Plan(
+            {n: call.outputs[n] for n in wanted}, call.scratch, tuple(call.launches), compute, tuple(call.zeros)
+        )
+
+    def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
+        for stage in active(stages, wanted, [t.name for t in self.scratch], self.choices()):
+            stage.plan(call)
 
     def numbers(self, given: Mapping[str, Any]) -> dict[str, float]:
         """The run-time numbers of a call: the scalars, and the Python numbers given for tensors."""
@@ -273,90 +245,6 @@ class RuntimeOp:
         tensors = {n: v for n, v in views.items() if isinstance(v, TensorView)}
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
 
-
-def _plain(value: Any) -> Any:
-    """A scalar of NumPy as Python's number."""
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
-
-
-def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
-    """A number given for a tuple stands for each of its items."""
-    if isinstance(value, list) or (kind == "shape" and isinstance(value, tuple)):
-        value = tuple(value)  # torch.Size too
-    if not isinstance(kind, str) or "*" not in kind or value is None:
-        return value
-    return (value,) * int(kind.rstrip("?").partition("*")[2]) if isinstance(value, (int, float)) else tuple(value)
-
-
-_KINDS = {
-    "float": "a number",
-    "int": "a whole number",
-    "bool": "True or False",
-    "dims": "a whole number or a tuple of them",
-    "shape": "an extent or a tuple of them",
-}
-
-
-def _is_kind(value: Any, kind: str) -> bool:
-    if value is None:
-        return kind.endswith("?")
-    base, _, count = kind.rstrip("?").partition("*")
-    if base in ("dims", "shape"):
-        return all(_is_kind(v, "int") for v in (value if isinstance(value, tuple) else (value,)))
-    if isinstance(value, (tuple, list)):
-        return bool(count) and len(value) == int(count) and all(_is_kind(v, base) for v in value)
-    if base == "bool" or isinstance(value, bool):
-        return base == "bool" and isinstance(value, bool)
-    return isinstance(value, int) or (base == "float" and isinstance(value, float))
-
-
-def _extents_of(value: Any) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _category(dtype: str) -> int:
-    """torch's order of kinds: nothing, bool, int, float."""
-    return 3 if dtype in FLOATS else 2 if dtype in INTS else 1 if dtype else 0
-
-
-def _meta(view: Any) -> Given:
-    return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
-
-
-class PointwiseOp(RuntimeOp):
-    """An op whose outputs are computed element by element, with gradients that may be summed over broadcast axes."""
-
-    forward: ClassVar[Kernel]
-    backward: ClassVar[Kernel | None] = None
-    sliced: ClassVar[tuple[str, ...]] = ()
-    """Axes of fixed extent that a kernel reads and writes part by part."""
-
-    def plan_forward(self, given: Mapping[str, Given]) -> Plan:
-        """Outputs to allocate and the launch. Raises TypeError or ValueError naming op and argument."""
-        key = self._key("forward", given)
-        found = self._plans.get(key)
-        if found is None:
-            self._check_dtypes(given)
-            found = self._remember(key, self._plan_forward(given))
-        if found.compute in INTS:
-            self._check_integral(found.compute, given)
-        return found
-
-    def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        """Gradients to allocate, scratch and launches. `given` has the cotangents as `d<output>`."""
-        if self.backward is None:
-            return super().plan_backward(given, needed, multiprocessors)
-        key = self._key("backward", given, tuple(needed), multiprocessors)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._remember(key, self._plan_backward(given, needed, multiprocessors))
-        return found
-
     # -------------------------------------------------------------------------------- dtypes
 
     def _check_dtypes(self, given: Mapping[str, Given]) -> None:
@@ -391,7 +279,7 @@ class PointwiseOp(RuntimeOp):
             return "i64"
         return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
 
-    def _compute_dtype(self, given: Mapping[str, Given]) -> str:
+    def compute_dtype(self, given: Mapping[str, Given]) -> str:
         result = self._result_dtype(given, self.tensors)
         if result in (*INTS, "bool"):
             return result
@@ -414,7 +302,7 @@ class PointwiseOp(RuntimeOp):
                     f"{self.name}: `{name}` is {value}; with {compute} tensors a number lies within 2**{31 if most == 2**31 else 53}"
                 )
 
-    def _output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
+    def output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
         if tensor.dtype in ("float", "number", "integral", "any"):
             return self._result_dtype(given, self.inputs)
         if tensor.dtype == "int" and any(t.dtype == "int" for t in self.inputs):
@@ -507,7 +395,7 @@ class PointwiseOp(RuntimeOp):
                         f"{self.name}: `{self.named.get(attr, attr)}` is {wanted}, `{tensor.public}` has {found} there"
                     )
 
-    def _bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
+    def bind(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, Operand]:
         known = {
             axis: extent
             for tensor in (*self.tensors, *self.outputs)
@@ -530,14 +418,20 @@ class PointwiseOp(RuntimeOp):
         self._check_sizes(out, tensors)
         return out
 
-    def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
+    def extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
         stretching = frozenset(t.public for t in tensors if t.broadcast)
         try:
-            return layout.broadcast(list(operands.values()), stretching)
+            out = layout.broadcast(list(operands.values()), stretching)
         except ShapeError as error:
             raise ShapeError(f"{self.name}: {error}") from None
+        for tensor in tensors:
+            own, operand = layout.names(tensor.dims), operands.get(tensor.name)
+            missing = [] if operand is None else [a for a in out if a[0] in own and a not in operand.extents]
+            if missing and not tensor.broadcast:
+                raise ShapeError(f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has")
+        return out
 
-    def _axes(self, extents: Mapping[Axis, int]) -> list[Axis]:
+    def axes(self, extents: Mapping[Axis, int]) -> list[Axis]:
         """The axes to run over, in the order of the first output, then what it lacks."""
         out: list[Axis] = []
         for dim in layout.parse_dims(self.outputs[0].dims):
@@ -546,7 +440,7 @@ class PointwiseOp(RuntimeOp):
         out += [a for a in extents if a not in out]
         return [a for a in out if a[0] not in self.sliced]
 
-    def _allocated(self, tensor: Tensor, dtype: str, extents: Mapping[Axis, int], space: Space) -> Meta:
+    def allocated(self, tensor: Tensor, dtype: str, extents: Mapping[Axis, int], space: Space) -> Meta:
         """A new tensor: dense in the order of iteration, or contiguous where it is written part by part."""
         dims = layout.parse_dims(tensor.dims)
         shape: list[int] = []
@@ -570,236 +464,59 @@ class PointwiseOp(RuntimeOp):
         reduced = sum(a[0] == placed[0] for a in extents) if placed else 0
         return self._placed(tensor, Meta(dtype, whole, dense_strides(whole) if sliced else tuple(strides)), reduced)
 
-    # -------------------------------------------------------------------------------- launches
 
-    def _common(self, kernel: Kernel, operands: Mapping[str, Operand], space: Space, compute: str, written: Mapping[str, Operand],
-                stored: Iterable[str]) -> dict[str, Any]:  # fmt: skip
-        """The values of every parameter but pointers: sizes, strides, scalars, choices. `stored`: the dtypes of what is written."""
-        import triton.language as tl
-
-        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
-        values: dict[str, Any] = {
-            "n": space.count,
-            "COMPUTE": dtypes[compute],
-            "sizes": None,
-            "patch_sizes": None,
-            **self.choices(),
-        }
-        reach = space.count
-        for param in kernel.abi.params:
-            name, _, kind = param.name.rpartition("_")
-            operand = operands.get(name) or written.get(name)
-            if kind == "strides":
-                strides = None if operand is None or self._dense(operand, space) else space.strides(operand)
-                values[param.name] = strides
-                if strides is not None:
-                    if len(space.dims) > layout.RANK:
-                        raise TooManyDims(
-                            f"{self.name}: {len(space.dims)} dims that do not merge; a kernel takes {layout.RANK}"
-                        )
-                    values["sizes"] = layout.divisors(space.sizes)
-                    reach = max(reach, 1 + sum((n - 1) * abs(s) for n, s in zip(space.sizes, strides)))
-            elif "_stride_" in param.name:
-                tensor, _, axis = param.name.partition("_stride_")
-                whole = operands.get(tensor) or written.get(tensor)
-                values[param.name] = whole.strides[(axis, 0)] if whole is not None else 0
-                reach = max(
-                    reach, sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()) if whole else 0
-                )
-        values["WIDE"] = reach + 2 * BLOCK >= _WIDE
-        values["RAGGED"] = space.ragged
-        values["HALF"] = all(dtype in ("f16", "bf16") for dtype in stored)
-        return values
-
-    @staticmethod
-    def _tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:
-        """The sizes of the patches that the space is cut into, or None for tiles in a row; and how many programs there are."""
-        patch = layout.patch(space, operands)
-        if patch is None:
-            return None, cdiv(space.count, BLOCK)
-        rows, between, columns = patch
-        return patch, space.count // (rows * columns) * cdiv(rows, BLOCK // layout.SIDE) * cdiv(columns, layout.SIDE)
-
-    @staticmethod
-    def _dense(operand: Operand, space: Space) -> bool:
-        linear = space.linear()
-        return all(operand.strides.get(a, 0) == linear[a] for a in space.order if space.extents[a] != 1)
-
-    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
-        operands = self._bind(self.tensors, given)
-        extents = self._extents(operands, self.tensors)
-        read = {p.name[:-4] for p in self.forward.abi.params if p.role == "ptr"}
-        operands = {n: layout.stretched(o, extents) for n, o in operands.items() if n in read}
-        plain = not any(" " in d for t in self.outputs for d in re_groups(t.dims))
-        space = layout.iterate(self._axes(extents), extents, list(operands.values()), reorder=plain)
-        compute = self._compute_dtype(given)
-        outputs = {
-            t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, space) for t in self.outputs
-        }
-        if space.count == 0:
-            return Plan(outputs, compute=compute)
-        written = self._bind(self.outputs, outputs)
-        if self.sliced:  # what is written part by part has strides of its own, which must merge too
-            space = layout.iterate(space.order, extents, [*operands.values(), *written.values()], reorder=False)
-        stored = [m.dtype for m in outputs.values()]
-        values = {**self._common(self.forward, operands, space, compute, written, stored), "BLOCK": BLOCK}
-        pointers = {f"{n}_ptr": n for n in (*operands, *outputs)}
-        values["patch_sizes"], programs = self._tiles(space, [*operands.values(), *written.values()])
-        launch = Launch(self.forward, (programs, 1, 1), pointers, values)
-        return Plan(outputs, launches=(launch,), compute=compute)
-
-    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        assert self.backward is not None
-        cotangents = [
-            replace(t, name=f"d{t.name}")
-            for t in self.outputs
-            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
-        ]
-        bound = self._bind((*self.tensors, *self.outputs, *cotangents), given)
-        extents = self._extents(bound, (*self.tensors, *self.outputs, *cotangents))
-        bound = {n: layout.stretched(o, extents) for n, o in bound.items()}
-        read = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
-        operands = {n: o for n, o in bound.items() if n in read}
-        axes = self._axes(extents)
-        patterns = {
-            n: frozenset(a for a in axes if extents[a] != 1 and bound[n].extents.get(a, 1) == 1) for n in needed
-        }
-        plain = not any(" " in d for t in self.tensors for d in re_groups(t.dims))
-        order = layout.iterate(axes, extents, [o for n, o in operands.items() if not patterns.get(n)], reorder=plain)
-        targets = {t.name: t for t in self.tensors}
-        grads = {}
-        for name in needed:
-            own = {a: bound[name].extents[a] for a in bound[name].extents}
-            kept = Space(
-                tuple(a for a in order.order if a in own), {a: own[a] for a in order.order if a in own}, (), ()
-            )
-            meta = given[name]
-            assert isinstance(meta, Meta)
-            grads[f"d{name}"] = self._allocated(targets[name], meta.dtype, own, kept)
-        if order.count == 0:
-            return Plan(grads, zeros=tuple(grads))
-        return self._backward_launches(given, operands, extents, order, patterns, grads, multiprocessors)
-
-    def _backward_launches(self, given: Mapping[str, Given], operands: Mapping[str, Operand], extents: Mapping[Axis, int], order: Space,
-                           patterns: Mapping[str, frozenset[Axis]], grads: Mapping[str, Meta], multiprocessors: int) -> Plan:  # fmt: skip
-        assert self.backward is not None
-        compute = self._compute_dtype(given)
-        whole = [n for n in patterns if not patterns[n]]
-        groups: dict[frozenset[Axis], list[str]] = {}
-        for name, pattern in patterns.items():
-            if pattern:
-                groups.setdefault(pattern, []).append(name)
-        targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in whole]
-        written = self._bind(targets, grads)
-        reads = {f"{n}_ptr": n for n in operands}
-        strided = list(written.values()) if self.sliced else []
-        full = {f"d{n}_ptr": f"d{n}" for n in whole}
-        if not groups:
-            space = layout.iterate(order.order, extents, [*operands.values(), *strided], reorder=False)
-            flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
-                    "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
-            stored = [m.dtype for m in grads.values()]
-            values = {**self._common(self.backward, operands, space, compute, written, stored), **flat}
-            values["patch_sizes"], programs = self._tiles(space, [*operands.values(), *strided])
-            launch = Launch(self.backward, (programs, 1, 1), {**reads, **full}, values)
-            return Plan(grads, launches=(launch,))
-        launches: list[Launch] = []
-        scratch: dict[str, Meta] = {}
-        for pattern, names in groups.items():
-            space = layout.iterate(order.order, extents, [*operands.values(), *strided], (pattern,), reorder=False)
-            launches += self._sum_launches(
-                operands, space, pattern, names, {**reads, **full}, compute, written, grads, scratch, multiprocessors
-            )
-            full = {}
-        return Plan(grads, scratch, tuple(launches))
-
-    def _sum_launches(self, operands: Mapping[str, Operand], space: Space, pattern: frozenset[Axis], names: Sequence[str],
-                      pointers: dict[str, str], compute: str, written: Mapping[str, Operand], grads: Mapping[str, Meta],
-                      scratch: dict[str, Meta], multiprocessors: int) -> list[Launch]:  # fmt: skip
-        """One pass that sums the gradients `names` over the axes of `pattern`, and the second stage where it has parts."""
-        from .sums import sum_partials
-
-        assert self.backward is not None
-        split = split_space(space, pattern)
-        block_k, block_r, parts = split.shape(multiprocessors)
-        span = cdiv(cdiv(split.n_reduced, parts), block_r) * block_r
-        parts = cdiv(split.n_reduced, span)
-        stored = [m.dtype for m in grads.values()]
-        values = {**self._common(self.backward, operands, space, compute, written, stored), **split.values(),
-                  "span": span, "BLOCK_K": block_k, "BLOCK_R": block_r,
-                  "RAGGED": space.ragged or (block_k > 1 and not split.inner_kept)}  # fmt: skip
-        finish = []
-        for name in names:
-            total = f"d{name}"
-            if parts > 1:
-                total = f"d{name}_parts"
-                scratch[total] = Meta(compute, (parts, split.n_kept), (split.n_kept, 1))
-                finish.append(name)
-            pointers[f"d{name}_sum_ptr"] = total
-        out = [Launch(self.backward, (cdiv(split.n_kept, block_k), parts, 1), pointers, values)]
-        last_k, last_r = (128, 16) if split.n_kept >= 64 else (1, 1024)
-        second = Kernel.of(sum_partials)
-        for name in finish:
-            settings = {"n_parts": parts, "n_kept": split.n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"],
-                        "BLOCK_K": last_k, "BLOCK_R": last_r}  # fmt: skip
-            out.append(
-                Launch(
-                    second,
-                    (cdiv(split.n_kept, last_k), 1, 1),
-                    {"part_ptr": f"d{name}_parts", "total_ptr": f"d{name}"},
-                    settings,
-                )
-            )
-        return out
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's number."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
-@dataclass(frozen=True)
-class Split:
-    """An iteration space split into kept and reduced dims: extents and linear strides of each."""
-
-    kept: tuple[tuple[int, int], ...]
-    reduced: tuple[tuple[int, int], ...]
-    inner_kept: bool
-
-    @property
-    def n_kept(self) -> int:
-        return math.prod(n for n, _ in self.kept)
-
-    @property
-    def n_reduced(self) -> int:
-        return math.prod(n for n, _ in self.reduced)
-
-    def values(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"n_kept": self.n_kept, "n_reduced": self.n_reduced}
-        for name, dims in (("kept", self.kept), ("reduced", self.reduced)):
-            if len(dims) > layout.RANK:
-                raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
-            out[f"{name}_sizes"] = layout.divisors([n for n, _ in dims])
-            out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[: layout.RANK])
-        return out
-
-    def shape(self, multiprocessors: int) -> tuple[int, int, int]:
-        """BLOCK_K, BLOCK_R and the number of parts: wide along memory, enough programs to fill the device evenly."""
-        if self.inner_kept:
-            block_k, block_r, each = (128, 16, 32) if self.n_kept >= 64 else (16, 128, 32)
-        elif self.n_reduced >= 256 or self.n_kept < 64:
-            block_k, block_r, each = 1, 2048 if self.n_reduced >= 4096 else 1024, 64
-        else:
-            block_k, block_r, each = 128, 16, 32
-        tiles = cdiv(self.n_kept, block_k)
-        parts = max(1, min(cdiv(each * multiprocessors, tiles), cdiv(self.n_reduced, 2 * block_r), 65535))
-        return block_k, block_r, parts
+def _of_choice(tensor: Tensor, choices: Mapping[str, Any]) -> Tensor:
+    """The tensor with the dims that it has under these choices."""
+    for name, values, dims in tensor.chosen:
+        if choices.get(name) in values:
+            return replace(tensor, dims=dims)
+    return tensor
 
 
-def split_space(space: Space, pattern: frozenset[Axis]) -> Split:
-    """Kept and reduced merged dims with their strides in the linear index."""
-    kept, reduced, step = [], [], 1
-    for group, size in zip(reversed(space.dims), reversed(space.sizes)):
-        (reduced if group[0] in pattern else kept).insert(0, (size, step))
-        step *= size
-    return Split(tuple(kept), tuple(reduced), not space.dims or space.dims[-1][0] not in pattern)
+def _repeated(value: Any, kind: str | tuple[str, ...]) -> Any:
+    """A number given for a tuple stands for each of its items."""
+    if isinstance(value, list) or (kind == "shape" and isinstance(value, tuple)):
+        value = tuple(value)  # torch.Size too
+    if not isinstance(kind, str) or "*" not in kind or value is None:
+        return value
+    return (value,) * int(kind.rstrip("?").partition("*")[2]) if isinstance(value, (int, float)) else tuple(value)
 
 
-def re_groups(dims: str) -> list[str]:
-    """The grouped dims of a declaration: `..., (S N)` has one."""
-    return [part.split(")")[0] for part in dims.split("(")[1:]]
+_KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "True or False",
+    "dims": "a whole number or a tuple of them",
+    "shape": "an extent or a tuple of them",
+}
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if value is None:
+        return kind.endswith("?")
+    base, _, count = kind.rstrip("?").partition("*")
+    if base in ("dims", "shape"):
+        return all(_is_kind(v, "int") for v in (value if isinstance(value, tuple) else (value,)))
+    if isinstance(value, (tuple, list)):
+        return bool(count) and len(value) == int(count) and all(_is_kind(v, base) for v in value)
+    if base == "bool" or isinstance(value, bool):
+        return base == "bool" and isinstance(value, bool)
+    return isinstance(value, int) or (base == "float" and isinstance(value, float))
+
+
+def _extents_of(value: Any) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _category(dtype: str) -> int:
+    """torch's order of kinds: nothing, bool, int, float."""
+    return 3 if dtype in FLOATS else 2 if dtype in INTS else 1 if dtype else 0
+
+
+def _meta(view: Any) -> Given:
+    return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view

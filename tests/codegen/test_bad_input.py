@@ -81,6 +81,7 @@ CASES = {
     "default without optional": (swap("{x: [..., N]}", "{x: {axes: [..., N], default: 1}}"), 2, 41, "default-without-optional", ""),
     "two packs": (swap("{x: [..., N]}", "{x: [..., ...]}"), 2, 15, "axis-twice", ""),
     "unknown choice": (swap("  outputs", "  attrs: {kind: {enum: [a, b], default: c}}\n  outputs"), 3, 41, "unknown-choice", ""),
+    "a choice with a sign": (swap("  outputs", "  attrs: {kind: {enum: [a, b], default: a}}\n  outputs").replace("x * 2", 'x if -kind == "a" else 2 * x'), 5, 22, "enum-as-value", 'if kind == "a"'),
     "float index": (swap("x * 2", "at(x, N=x)"), 4, 16, "float-index", "cast"),
     "shouting": (swap("x * 2", "x * 1e999"), 4, 20, "literal-range", ""),
     "op named like a helper": (swap("op: f", "op: tile"), 1, 7, "bad-name", "function"),

@@ -27,7 +27,7 @@ from codegen.emit import formatted, render
 from codegen.evaluate import Env, evaluate
 from codegen.formula import Anchor, parse_expr
 from codegen.loader import load, load_text
-from codegen.lower import lower
+from codegen.lower_rows import lowered
 from codegen.safety import check_safety
 from codegen.schedule import schedule
 from codegen.spec import Number, spell
@@ -233,7 +233,9 @@ def test_quotients_that_are_rounded_or_compared_are_exact(formula: str) -> None:
     assert not report.errors, report.render()
     plan = schedule(verdict, report)
     assert plan is not None
-    assert "divide(a, b)" in "\n".join(lower(plan).forward.body) and " / " not in "\n".join(lower(plan).forward.body)
+    assert "divide(a, b)" in "\n".join(lowered(plan).forward[0].kernel.body) and " / " not in "\n".join(
+        lowered(plan).forward[0].kernel.body
+    )
 
 
 # ---------------------------------------------------------------------------------------------- YAML
@@ -397,7 +399,7 @@ def run(text: str, tensors: Mapping[str, float], attrs: Mapping[str, float]) -> 
     assert not [d for d in report.errors if d.code != "unsafe"], report.render()
     plan = schedule(verdict, report)
     assert plan is not None
-    module = lower(plan)
+    module = lowered(plan)
     tl = SimpleNamespace(where=lambda c, a, b: a if c else b)
     names: dict[str, Any] = {n: np.float64(v) for n, v in tensors.items()}
     host = type("Host", (), {"attrs": dict(attrs)})()
@@ -409,7 +411,7 @@ def run(text: str, tensors: Mapping[str, float], attrs: Mapping[str, float]) -> 
         "remainder": lambda a, b: a % b,
         "mod": lambda a, b, half=False: a % b,
     }
-    lines = [line for line in module.forward.body if "tl.load" not in line and " = scalar(" not in line]
+    lines = [line for line in module.forward[0].kernel.body if "tl.load" not in line and " = scalar(" not in line]
     store = next(k for k, line in enumerate(lines) if line.startswith("tl.store(y_ptr + i, "))
     lines[store] = "result = " + lines[store].removeprefix("tl.store(y_ptr + i, ").removesuffix(", mask=mask)")
     exec("\n".join(lines), names)
@@ -558,7 +560,7 @@ def test_names_that_can_only_collide_are_refused_in_the_spec(names: tuple[str, s
 
 
 TAKEN = [
-    "F", "Kernel", "kernel", "tensor", "pointwise_op", "largest", "reference", "pytest", "importlib", "torch", "tl", "call",
+    "F", "Elementwise", "rowwise", "tensor", "runtime_op", "largest", "reference", "pytest", "importlib", "torch", "tl", "call",
     "lambda", "in", "runtime", "case", "__init__", "_f",
 ]  # fmt: skip
 

@@ -17,7 +17,8 @@ import pytest
 from codegen.diagnostics import Report
 from codegen.emit import by_formula
 from codegen.loader import load_text
-from codegen.lower import Module, lower, python
+from codegen.lower import Module, python
+from codegen.lower_rows import lowered
 from codegen.primitives import TABLE, Primitive
 from codegen.schedule import schedule
 from codegen.verify import typed
@@ -31,11 +32,11 @@ def module(text: str) -> Module:
     (op,) = load_text("- op: f\n" + text, report)
     plan = schedule(typed(op, report), report)
     assert plan is not None, report.render()
-    return lower(plan)
+    return lowered(plan)
 
 
 def body(text: str) -> str:
-    return "\n".join(module(text).forward.body)
+    return "\n".join(module(text).forward[0].kernel.body)
 
 
 def runtime_host() -> Any:
@@ -91,12 +92,12 @@ def test_a_tensor_of_which_only_the_presence_or_the_dtype_is_asked_is_a_paramete
         "  inputs: {x: [...], w: {axes: [...], optional: true}}\n  outputs: {y: [...]}\n"
         "  forward: y = x if w is None else 2 * x\n  backward: {x: auto, w: zero}\n"
     )
-    assert "w_ptr" in m.forward.params
+    assert "w_ptr" in m.forward[0].kernel.params
     m = module(
         "  inputs: {x: [...], z: [...]}\n  outputs: {y: [...]}\n  forward: y = minimum(z, largest(x))\n"
         "  backward: {x: zero, z: auto}\n"
     )
-    assert "x_ptr" in m.forward.params
+    assert "x_ptr" in m.forward[0].kernel.params
 
 
 def test_a_float_beside_whole_numbers_keeps_its_gradient() -> None:
@@ -104,7 +105,7 @@ def test_a_float_beside_whole_numbers_keeps_its_gradient() -> None:
         "  inputs: {x: {axes: [...], dtype: integral}, z: [...]}\n  outputs: {y: [...]}\n"
         "  forward: y = where(cast(x, bool), tanh(z), 0)\n  backward: {z: auto}\n"
     )
-    assert m.backward is not None and "dz_ptr" in m.backward.params
+    assert "dz_ptr" in m.backward[0].kernel.params
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,22 @@ def test_what_follows_from_a_fault_is_not_reported() -> None:
     )  # fmt: skip
     verify_op(op, report)
     assert [d.code for d in report.errors] == ["unknown-name"], report.render()
+
+
+@pytest.mark.parametrize("reverse", ["", ", reverse=True"])
+@pytest.mark.parametrize("axes", ["[..., N]", "[N]", "[...]", "[]"])
+def test_the_derivatives_of_a_recurrence(axes: str, reverse: str) -> None:
+    """Also where its factor is the same along the scan, or along what is beside it."""
+    verdict, report = verified(
+        f"- op: f\n  inputs: {{a: {axes.replace('...', 'M')}, b: [M, N]}}\n  outputs: {{y: [M, N]}}\n  forward: y = linear(a, b, N{reverse})\n"
+        "  backward: {a: auto, b: auto}\n  schedule: none\n"
+    )
+    assert verdict.ok and verdict.checked[0].numeric > 0, report.render()
+
+
+def test_a_recurrence_has_no_exclusive_form() -> None:
+    _, report = verified(
+        "- op: f\n  inputs: {a: [M, N], b: [M, N]}\n  outputs: {y: [M, N]}\n  forward: y = linear(a, b, N, exclusive=True)\n"
+        "  backward: {a: auto, b: auto}\n  schedule: none\n"
+    )
+    assert [d.code for d in report.errors] == ["unknown-keyword"], report.render()

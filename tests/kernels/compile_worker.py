@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import generated  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
-from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
+from generated.runtime.op import RuntimeOp  # noqa: E402
+from generated.runtime.plan import Launch, Meta  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
 TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i32": "*i32", "i64": "*i64"}
@@ -48,7 +49,7 @@ def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], d
     return types, constants, attrs
 
 
-def launches(op: PointwiseOp, dtype: str) -> list[tuple[str, Launch, dict[str, Meta]]]:
+def launches(op: RuntimeOp, dtype: str) -> list[tuple[str, Launch, dict[str, Meta]]]:
     """Forward and backward of an op over dense tensors, and where it can be, with its last input broadcast."""
     out = []
     for layout in ("dense", "row"):
@@ -82,7 +83,7 @@ def main() -> None:
         cls = next(
             v
             for v in vars(module).values()
-            if isinstance(v, type) and issubclass(v, PointwiseOp) and v.__module__ == module.__name__
+            if isinstance(v, type) and issubclass(v, RuntimeOp) and v.__module__ == module.__name__
         )
         function = getattr(module, name)
         arguments = {t.public for t in cls.inputs + cls.params}

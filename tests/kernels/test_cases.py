@@ -25,7 +25,8 @@ from codegen.loader import load  # noqa: E402
 from codegen.spec import OpSpec  # noqa: E402
 from generated.runtime import binding  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
-from generated.runtime.op import Launch, Meta, PointwiseOp  # noqa: E402
+from generated.runtime.op import RuntimeOp  # noqa: E402
+from generated.runtime.plan import Launch, Meta  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH, Case  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
 
@@ -34,12 +35,12 @@ OPS = sorted(dir(generated))
 NAN, INF = math.nan, math.inf
 
 
-def op_class(name: str) -> type[PointwiseOp]:
+def op_class(name: str) -> type[RuntimeOp]:
     module = importlib.import_module(f"generated.ops.{name}")
     return next(
         v
         for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, PointwiseOp) and v.__module__ == module.__name__
+        if isinstance(v, type) and issubclass(v, RuntimeOp) and v.__module__ == module.__name__
     )
 
 

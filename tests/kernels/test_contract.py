@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import generated  # noqa: E402
 from generated.runtime import binding  # noqa: E402
 from generated.runtime.abi import PackedC, Recorder  # noqa: E402
-from generated.runtime.op import Launch, PointwiseOp  # noqa: E402
+from generated.runtime.op import RuntimeOp  # noqa: E402
+from generated.runtime.plan import Launch  # noqa: E402
 from generated.runtime.testing import DEVICE, Case  # noqa: E402
 from generated.runtime.views import TensorView  # noqa: E402
 
@@ -29,12 +30,12 @@ ROOT = Path(__file__).parents[2]
 OPS = sorted(dir(generated))
 
 
-def op_class(name: str) -> type[PointwiseOp]:
+def op_class(name: str) -> type[RuntimeOp]:
     module = importlib.import_module(f"generated.ops.{name}")
     return next(
         v
         for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, PointwiseOp) and v.__module__ == module.__name__
+        if isinstance(v, type) and issubclass(v, RuntimeOp) and v.__module__ == module.__name__
     )
 
 
@@ -333,7 +334,7 @@ def test_the_packed_layout_is_the_one_written_down() -> None:
 def test_a_launch_over_64_bits_is_planned_wide() -> None:
     """C068: an extent times a stride past 2**31 turns index arithmetic to 64 bits."""
     op = op_class("silu")()
-    from generated.runtime.op import Meta
+    from generated.runtime.plan import Meta
 
     def wide(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         (launch,) = op.plan_forward({"x": Meta("bf16", shape, strides)}).launches

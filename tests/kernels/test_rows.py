@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import generated  # noqa: E402
-from generated.runtime.op import Launch, Meta  # noqa: E402
-from generated.runtime.rowop import TILE, WHOLE  # noqa: E402
+from generated.runtime.plan import Launch, Meta  # noqa: E402
+from generated.runtime.rowwise import TILE, WHOLE  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 from tests.kernels import test_cases as cases  # noqa: E402

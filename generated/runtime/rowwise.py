@@ -1,19 +1,20 @@
-"""Ops that reduce along one set of axes: what their kernels are launched with.
+"""The row stage: a kernel that reduces along one set of axes, or whose values are rows along it.
 
-The axes split into kept ones, a row each, and reduced ones. Both are merged as memory allows; a program has whole rows.
+The axes split into kept ones, a row each, and reduced ones. Both are merged as memory allows; a program has whole rows, unless
+rows are few and long.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from . import layout
-from . import op as base
+from .elementwise import Split, add_up, split_space, stored_in_half, triton_dtype
 from .layout import Axis, Operand, Space
-from .op import Given, Kernel, Launch, Meta, Plan, PointwiseOp, Tensor, cdiv
+from .plan import Call, Kernel, Launch, Meta, Stage, Tensor, TooManyDims, cdiv
 from .views import ITEM_SIZES
 
 TILE = 8192
@@ -36,37 +37,71 @@ BUSY = 8192
 """Warps that fill a device: below that rows are shared."""
 
 
-class RowOp(PointwiseOp):
-    """An op whose values are rows along `reduced`, and one value a row."""
+@dataclass(frozen=True)
+class Rowwise(Stage):
+    """Rows along `reduced`, one for each element of the `kept` axes."""
 
-    elementwise = False
-    finish: ClassVar[Kernel | None] = None
-    """The second stage where several programs share a row."""
-    reduced: ClassVar[tuple[str, ...]] = ()
+    kept: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
+    finish: Kernel | None = None
+    """The second kernel where several programs share a row."""
 
-    @property
-    def _own_outputs(self) -> tuple[Tensor, ...]:
-        return (*self.outputs, *self.saved)
+    @staticmethod
+    def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None,
+           when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, None if finish is None else Kernel.of(finish))
 
-    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
-        operands = self._bind(self.tensors, given)
-        extents = self._extents(operands, self.tensors)
-        compute = self._compute_dtype(given)
-        space = self._space(extents, list(operands.values()))
-        outputs = {
-            t.name: self._allocated(t, self._output_dtype(t, given, compute), extents, self._within(space, t, extents))
-            for t in self._own_outputs
-        }
-        result = {t.name: outputs[t.name] for t in self.outputs}
-        kept = {t.name: outputs[t.name] for t in self.saved}
-        self._refuse_empty(extents)
-        if not any(math.prod(m.shape) for m in outputs.values()):
-            return Plan(result, saved=kept, compute=compute)
-        bound = {**operands, **self._bind(self._own_outputs, {**given, **outputs})}
-        launch = self._launch(self.forward, bound, space, compute, [m.dtype for m in result.values()], 0)
-        if self.finish is not None and (shares := self._shares(launch)) > 1:
-            return self._shared(self.finish, launch, shares, result, kept, compute)
-        return Plan(result, launches=(self._spread(launch),), compute=compute, saved=kept)
+    def plan(self, call: Call) -> None:
+        """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
+        bound = call.bound()
+        extents = call.extents(bound)
+        extents = {a: n for a, n in extents.items() if a[0] in (*self.kept, *self.reduced)}
+        bound = {n: layout.stretched(o, extents) for n, o in bound.items()}
+        read = [o for n, o in bound.items() if n in self.names] + self._indices(extents)
+        space = self._space(call, extents, read, list(bound.values()))
+        names = [n for n in call.wanted if n in self.names and n not in call.given]
+        for name in names:
+            tensor = call.declared[name]
+            meta = call.op.allocated(tensor, call.wanted[name], extents, self._within(space, tensor, extents))
+            call.allocated(name, meta)
+        if not call.backward:
+            self._refuse_empty(call, extents)
+        if space.count == 0 and call.backward:
+            call.zeros += [n for n in names if math.prod(call.outputs[n].shape)]
+        elif any(math.prod(self._meta(call, n).shape) for n in self._written(call)):
+            self._launches(call, space)
+
+    @staticmethod
+    def _meta(call: Call, name: str) -> Meta:
+        meta = call.given[name]
+        assert isinstance(meta, Meta)
+        return meta
+
+    def _written(self, call: Call) -> list[str]:
+        """What is written, buffers among it."""
+        given = [n for n in call.op.updates if isinstance(call.given.get(n), Meta)]
+        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given]
+
+    def _launches(self, call: Call, space: Space) -> None:
+        whole = call.bound()
+        extents = call.extents(whole)
+        bound = {n: o for n, o in whole.items() if n in self.names} | {o.name: o for o in self._indices(extents)}
+        taken = self.kernel.abi.names
+        partial = [n for n in call.outputs if f"{n}_part_ptr" in taken and f"{n}_ptr" not in taken]
+        launch = self._launch(call, bound, space, partial, {a[0]: n for a, n in extents.items()})
+        if partial:
+            n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
+            call.scratch |= {f"{n}_part": Meta(call.compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
+            call.launches.append(launch)
+            call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
+        elif self.finish is not None and self._sums(call) and (shares := self._shares(launch)) > 1:
+            self._shared(call, self.finish, launch, shares)
+        else:
+            call.launches.append(self._spread(launch))
+
+    def _sums(self, call: Call) -> bool:
+        """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
+        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
 
     def _spread(self, launch: Launch) -> Launch:
         """Without a reduction programs may share the elements of a row as they are."""
@@ -89,15 +124,14 @@ class RowOp(PointwiseOp):
             min(cdiv(BUSY, launch.grid[0] * launch.warps), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535),
         )
 
-    def _shared(self, finish: Kernel, launch: Launch, shares: int, result: Mapping[str, Meta], kept: Mapping[str, Meta],
-                compute: str) -> Plan:  # fmt: skip
+    def _shared(self, call: Call, finish: Kernel, launch: Launch, shares: int) -> None:
         """Two launches: each program reduces its share of a row, then one program adds up what they have."""
         values = launch.values
         n_kept, block_r = values["n_kept"], values["BLOCK_R"]
         span = cdiv(cdiv(values["n_reduced"], shares), block_r) * block_r
         parts = cdiv(values["n_reduced"], span)
         scratch = {
-            p.name[:-4]: Meta(self._part_dtype(compute), (parts, n_kept), (n_kept, 1))
+            p.name[:-4]: Meta(self._part_dtype(call), (parts, n_kept), (n_kept, 1))
             for p in finish.abi.params
             if p.name.endswith("_part_ptr")
         }
@@ -110,85 +144,45 @@ class RowOp(PointwiseOp):
         second = Launch(
             finish, (cdiv(n_kept, block_k), 1, 1), {p: n for p, n in pointers.items() if p in finish.abi.names}, own
         )
-        return Plan(result, scratch, (first, second), compute, saved=kept)
+        call.scratch |= scratch
+        call.launches += [first, second]
 
-    def _part_dtype(self, compute: str) -> str:
+    def _part_dtype(self, call: Call) -> str:
         """What a program keeps of a reduction: truths, counts, or values."""
-        kinds = {t.dtype for t in self.outputs}
-        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else compute
-
-    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        assert self.backward is not None
-        cotangents = [
-            replace(t, name=f"d{t.name}")
-            for t in self.outputs
-            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
-        ]
-        everything = (*self.tensors, *self._own_outputs, *cotangents)
-        bound = self._bind(everything, given)
-        extents = self._extents(bound, everything)
-        targets = [replace(t, name=f"d{t.name}") for t in self.tensors if t.name in needed]
-        compute = self._compute_dtype(given)
-        # What is not read, as an input whose output is, has a shape, and strides that are nobody's.
-        known = {p.name[:-4] for p in self.backward.abi.params if p.role == "ptr"}
-        read = [o for n, o in bound.items() if n in known]
-        space = self._space(extents, read, list(bound.values()))
-        grads: dict[str, Meta] = {}
-        for target in targets:
-            meta = given[target.name[1:]]
-            assert isinstance(meta, Meta)
-            grads[target.name] = self._allocated(target, meta.dtype, extents, self._within(space, target, extents))
-        if space.count == 0:
-            return Plan(grads, zeros=tuple(grads))
-        partial = [n for n in grads if f"{n}_part_ptr" in self.backward.abi.names]
-        names = {**bound, **self._bind(targets, {**given, **grads})}
-        row_bytes = sum(
-            ITEM_SIZES[m.dtype]
-            for n, m in given.items()
-            if n in known and n in bound and isinstance(m, Meta) and len(bound[n].extents) == len(extents)
-        )
-        launch = self._launch(
-            self.backward, names, space, compute, [m.dtype for m in grads.values()], multiprocessors, partial, row_bytes
-        )
-        n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
-        if not partial:
-            return Plan(grads, launches=(self._spread(launch),))
-        scratch = {f"{n}_part": Meta(compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
-        return Plan(grads, scratch, (launch, *(self._finish(n, parts, n_reduced, launch) for n in partial)))
+        kinds = {t.dtype for t in call.op.outputs}
+        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else call.compute
 
     # -------------------------------------------------------------------------------- spaces
 
-    def _extents(self, operands: Mapping[str, Operand], tensors: Sequence[Tensor]) -> dict[Axis, int]:
-        """Rows are not broadcast: what lacks dims of `...` that another has would be a sum in the backward."""
-        extents = super()._extents(operands, tensors)
-        for tensor in tensors:
-            own, operand = self._names(tensor), operands.get(tensor.name)
-            missing = [] if operand is None else [a for a in extents if a[0] in own and a not in operand.extents]
-            if missing and not tensor.broadcast:
-                raise layout.ShapeError(
-                    f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has"
-                )
-        return extents
-
-    def _refuse_empty(self, extents: Mapping[Axis, int]) -> None:
+    def _refuse_empty(self, call: Call, extents: Mapping[Axis, int]) -> None:
         """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
-        single = any(set(self.reduced).isdisjoint(self._names(t)) for t in self.outputs)
-        if single and self.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+        single = any(set(self.reduced).isdisjoint(layout.names(t.dims)) for t in call.op.outputs)
+        if single and call.op.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
             raise IndexError(
-                f"{self.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
+                f"{call.op.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
             )
 
-    @staticmethod
-    def _names(tensor: Tensor) -> frozenset[str]:
-        """The axes and packs that a tensor is declared with."""
-        return frozenset(n for d in layout.parse_dims(tensor.dims) for n in d.axes)
+    def _indices(self, extents: Mapping[Axis, int]) -> list[Operand]:
+        """For each axis or pack whose coordinate the kernel asks for, an operand whose offset is that coordinate."""
+        out = []
+        for param in self.kernel.abi.params:
+            if param.name.endswith("_index_strides"):
+                axis = param.name.removesuffix("_index_strides")
+                own = sorted((a for a in extents if a[0] == axis), key=lambda a: a[1])
+                strides, step = {}, 1
+                for a in reversed(own):
+                    strides[a], step = step, step * extents[a]
+                out.append(Operand(f"{axis}_index", {a: extents[a] for a in own}, strides))
+        return out
 
     def _pattern(self, axes: Sequence[Axis]) -> frozenset[Axis]:
         return frozenset(a for a in axes if a[0] in self.reduced)
 
-    def _space(self, extents: Mapping[Axis, int], operands: Sequence[Operand], others: Sequence[Operand] = ()) -> Space:
+    def _space(
+        self, call: Call, extents: Mapping[Axis, int], operands: Sequence[Operand], others: Sequence[Operand]
+    ) -> Space:
         """In the order of the operands that have the axes of a row; where none has, of the `others` that have."""
-        axes = self._axes(extents)
+        axes = call.op.axes(extents)
         pattern = self._pattern(axes)
         whole = next(
             (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
@@ -199,27 +193,25 @@ class RowOp(PointwiseOp):
 
     def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
         """The part of the space that a tensor has, in the same order."""
-        own = self._names(tensor)
+        own = layout.names(tensor.dims)
         order = tuple(a for a in space.order if a[0] in own)
         return Space(order, {a: extents[a] for a in order}, (), ())
 
     # -------------------------------------------------------------------------------- launches
 
-    def _launch(self, kernel: Kernel, bound: Mapping[str, Operand], space: Space, compute: str, stored: Sequence[str],
-                multiprocessors: int, partial: Sequence[str] = (), row_bytes: int = 1) -> Launch:  # fmt: skip
-        import triton.language as tl
-
-        dtypes = {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}
+    def _launch(self, call: Call, bound: Mapping[str, Operand], space: Space, partial: Sequence[str],
+                sizes_of: Mapping[str, int]) -> Launch:  # fmt: skip
         axes = {a for a in space.order if space.extents[a] != 1}
         pattern = self._pattern(list(axes))
-        split = base.split_space(space, pattern)
-        tile = Tile.of(split, bool(partial), multiprocessors, row_bytes, compute in ("f32", "i32", "bool"))
-        of_rows = kernel is self.backward and any(n.endswith("_part_ptr") for n in kernel.abi.names)
+        split = split_space(space, pattern)
+        of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
+        single = call.compute in ("f32", "i32", "bool")
+        tile = Tile.of(split, bool(partial), call.multiprocessors, self._row_bytes(call, bound, axes), single)
         values: dict[str, Any] = {
-            **self.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
-            "span": tile.span if of_rows else split.n_reduced, "COMPUTE": dtypes[compute], "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            **call.op.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
+            "span": tile.span if of_rows else split.n_reduced, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
-            "STAGES": tile.stages, "HALF": all(dtype in ("f16", "bf16") for dtype in stored),
+            "STAGES": tile.stages, "HALF": stored_in_half(call),
         }  # fmt: skip
         groups = {
             "kept": [g for g in space.dims if g[0] not in pattern],
@@ -227,23 +219,39 @@ class RowOp(PointwiseOp):
         }
         sizes = {"kept": [n for n, _ in split.kept], "reduced": [n for n, _ in split.reduced]}
         reach = max(split.n_kept + tile.block_k, split.n_reduced + tile.block_r, tile.parts * split.n_reduced)
-        for param in kernel.abi.params:
+        for param in self.kernel.abi.params:
             for part in ("kept", "reduced"):
                 if param.name.endswith(f"_{part}_strides"):
                     operand = bound.get(param.name.removesuffix(f"_{part}_strides"))
                     steps = [] if operand is None else [operand.strides.get(g[-1], 0) for g in groups[part]]
-                    values[param.name] = strides = self._strides(steps, sizes[part])
+                    values[param.name] = strides = self._strides(call, steps, sizes[part])
                     if strides is not None:
                         values[f"{part}_sizes"] = layout.divisors(sizes[part])
+            if param.name.startswith("size_"):
+                values[param.name] = sizes_of[param.name[5:]]
+            elif param.name.endswith("_index_strides"):
+                side = "reduced" if param.name.removesuffix("_index_strides") in self.reduced else "kept"
+                steps = [bound[param.name[:-8]].strides.get(g[-1], 0) for g in groups[side]]
+                values[param.name] = strides = self._strides(call, steps, sizes[side])
+                if strides is not None:
+                    values[f"{side}_sizes"] = layout.divisors(sizes[side])
+            elif "_stride_" in param.name:
+                tensor, _, axis = param.name.partition("_stride_")
+                values[param.name] = bound[tensor].strides[(axis, 0)] if tensor in bound else 0
             if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
                 reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
         values["WIDE"] = reach + tile.block_r >= 2**31
         there = {*bound, *(f"{n}_part" for n in partial)}
-        pointers = {p.name: p.name[:-4] for p in kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
+        pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
-        return Launch(kernel, (programs, 1, 1), pointers, values, tile.warps)
+        return Launch(self.kernel, (programs, 1, 1), pointers, values, tile.warps)
 
-    def _strides(self, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
+    def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
+        """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
+        given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
+        return max(1, sum(ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)))
+
+    def _strides(self, call: Call, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
         """Strides over merged dims; None where they are those of the linear index itself. Without dims nothing is added to an
         address: the compiler sees that it stays aligned."""
         if not sizes:
@@ -255,18 +263,8 @@ class RowOp(PointwiseOp):
         if steps == linear:
             return None
         if len(steps) > layout.RANK:
-            raise base.TooManyDims(f"{self.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
+            raise TooManyDims(f"{call.op.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
         return tuple((*steps, 0, 0, 0, 0)[: layout.RANK])
-
-    def _finish(self, name: str, parts: int, n_reduced: int, launch: Launch) -> Launch:
-        """Adds up what the programs have, in the order of their numbers."""
-        from .sums import sum_partials
-
-        block_k, block_r = (32, 64) if n_reduced >= 32 else (1, 1024)  # columns are few: they need many programs
-        settings = {"n_parts": parts, "n_kept": n_reduced, "COMPUTE": launch.values["COMPUTE"], "WIDE": launch.values["WIDE"],
-                    "BLOCK_K": block_k, "BLOCK_R": block_r}  # fmt: skip
-        pointers = {"part_ptr": f"{name}_part", "total_ptr": name}
-        return Launch(Kernel.of(sum_partials), (cdiv(n_reduced, block_k), 1, 1), pointers, settings)
 
 
 @dataclass(frozen=True)
@@ -286,7 +284,7 @@ class Tile:
     """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
 
     @staticmethod
-    def of(split: base.Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
+    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
 
         Args:

@@ -1,0 +1,316 @@
+"""Stages: one direction of an op cut into kernels, each over one set of kept and one set of reduced axes.
+
+Takes the typed variants of an op and what a direction stores, returns its `Stage`s in the order of their launches. A reduction
+over other axes than those below it begins a new stage, which reads what the stage before it stored.
+
+    loss = mean(l, B), l = logsumexp(x, C) - ...   ->  rows along C store l;  one row along B reads it
+    dx and dweight of a norm over groups           ->  rows along a group;    rows along everything but a channel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.diagnostics import Span
+from codegen.ir import Bound, Graph, Node, Target, Tensor, spell, walk
+from codegen.spec import PACK, Dim, Factor
+from codegen.variants import Variant
+
+
+class NoStage(Exception):
+    """Why no kernel can do what an op asks for."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a kernel writes: a value and the tensor that takes it."""
+
+    name: str
+    """As the kernel's parameter has it: `y`, `rstd`, `dx`."""
+    node: Node
+    axes: frozenset[str]
+    kind: str
+    gradient: str = ""
+    """The tensor whose gradient it is."""
+    partial: bool = False
+    """Whether it is added up over the rows: `node` is what is added."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a stage does in one variant. What earlier stages have stored is read in `graph` like any tensor."""
+
+    variant: Variant
+    graph: Graph
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel. `nest` is `elements` (every element stands for itself) or `rows`."""
+
+    suffix: str
+    nest: str
+    parts: tuple[Part, ...]
+    reads: tuple[str, ...]
+    """In the spec's order, then what was stored before."""
+    exacting: frozenset[str]
+    """Calls that keep full precision where results are stored in half."""
+    kept: frozenset[str] = frozenset()
+    reduced: frozenset[str] = frozenset()
+    summed: tuple[str, ...] = ()
+    """Of elements: tensors whose gradient may be a sum, for they may be broadcast or lack axes."""
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """What is written in any variant."""
+        return tuple(dict.fromkeys(s.name for p in self.parts for s in p.stores))
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.name for p in self.parts for s in p.stores if s.partial))
+
+    @property
+    def whole(self) -> frozenset[str]:
+        return self.kept | self.reduced
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which stage a value belongs to: how many sets of reduced axes lie below it, and the last of them."""
+
+    level: int = 0
+    axes: frozenset[str] | None = None
+
+
+def stored_tensor(name: str, role: str, node: Node, graph: Graph) -> Tensor:
+    """A tensor that the kernels make themselves: dims in the order of the op's axes."""
+    span = Span("", 0, 0, 0)
+    dims = tuple(
+        Dim("pack" if axis.pack or axis.name == PACK else "axis", (Factor(axis.name, axis.fixed, span),), span)
+        for axis in graph.axes.values()
+        if axis.name in node.axes
+    )
+    return Tensor(
+        name, role, dims, node.kind, "compute" if node.kind == "float" else "i64" if node.kind == "int" else "bool"
+    )
+
+
+def replaced(graph: Graph, known: Mapping[int, Node], tensors: Iterable[Tensor]) -> tuple[Graph, dict[int, Node]]:
+    """The graph with other nodes for those in `known`, by serial, and every old node's new one."""
+    b = graph.builder
+    new = dict(known)
+    statements = (*graph.bindings, *graph.update_let, *graph.let)
+    for node in walk([s.node for s in statements] + graph.roots()):
+        if node.serial not in new:
+            args = tuple(new[a.serial] for a in node.args)
+            new[node.serial] = node if args == node.args else b.node(node.op, args, node.params)
+
+    def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
+        return tuple(replace(i, node=new[i.node.serial]) for i in items)
+
+    def target(items: tuple[Target, ...]) -> tuple[Target, ...]:
+        return tuple(replace(t, node=t.node and new[t.node.serial]) for t in items)
+
+    again = replace(
+        graph, tensors={**graph.tensors, **{t.name: t for t in tensors}}, bindings=bound(graph.bindings),
+        update_let=bound(graph.update_let), let=bound(graph.let), outputs=target(graph.outputs), updates=target(graph.updates),
+        gradients=target(graph.gradients),
+    )  # fmt: skip
+    return again, new
+
+
+# ---------------------------------------------------------------------------------------------- cutting
+
+
+def places(roots: Iterable[Node]) -> dict[int, _Place]:
+    """The place of every node below the roots, by serial."""
+    out: dict[int, _Place] = {}
+    for node in walk(list(roots)):
+        below = [out[a.serial] for a in node.args]
+        level = max((p.level for p in below), default=0)
+        sets = {p.axes for p in below if p.level == level and p.axes is not None}
+        if node.op in ("reduce", "scan"):
+            own = frozenset(node.params[1]) if node.op == "reduce" else frozenset({node.params[1]})
+            out[node.serial] = _Place(level, own) if sets <= {own} else _Place(level + 1, own)
+        elif len(sets) > 1:
+            out[node.serial] = _Place(level + 1)
+        else:
+            out[node.serial] = _Place(level, next(iter(sets), None))
+    return out
+
+
+@dataclass
+class _Cut:
+    """One variant's stores by the place of the stage they belong to, and what each stage reads of earlier ones, by serial."""
+
+    variant: Variant
+    graph: Graph
+    stores: dict[_Place, list[Store]]
+    handed: dict[_Place, dict[int, Tensor]]
+
+
+def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str, order: Sequence[str], taken: Collection[str],
+        exacting: Collection[str]) -> tuple[tuple[Stage, ...], dict[str, Tensor]]:  # fmt: skip
+    """The row stages of a direction, and the tensors that are handed between them.
+
+    Args:
+        order: the names of all tensors, as parameters follow one another.
+        taken: names that nothing new may have.
+        exacting: the spelling of the calls that keep full precision.
+    """
+    main = _main(variants)
+    sums = _sums(variants, main)
+    cuts = [_assign(v, g, stores, main, sums, taken) for v, g, stores in variants]
+    stages = sorted(
+        {p for c in cuts for p in c.stores}, key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()))
+    )
+    handed = {t.name: t for c in cuts for reads in c.handed.values() for t in reads.values()}
+    out: list[Stage] = []
+    for place in stages:
+        parts, exact = [], set[str]()
+        for one in (c for c in cuts if c.stores.get(place)):
+            reads = one.handed.get(place, {})
+            known = {serial: one.graph.builder.read(t) for serial, t in reads.items()}
+            graph, new = replaced(one.graph, known, reads.values())
+            own = one.stores[place]
+            exact |= {spell(new[n.serial]) for n in walk([s.node for s in own]) if spell(n) in exacting}
+            parts.append(Part(one.variant, graph, tuple(replace(s, node=new[s.node.serial]) for s in own)))
+        name = suffix if not out else f"{suffix}{len(out) + 1}"
+        out.append(_stage(name, place, parts, [*order, *handed], exact))
+    return tuple(out), handed
+
+
+def _stage(suffix: str, place: _Place, parts: Sequence[Part], order: Sequence[str], exacting: Collection[str]) -> Stage:
+    reduced = place.axes if place.axes is not None else _free_axes(parts)
+    kept = frozenset[str]().union(*(_below(p) for p in parts)) - reduced
+    reads = {n.params[0] for p in parts for n in walk([s.node for s in p.stores]) if n.op in ("read", "largest")}
+    return Stage(
+        suffix, "rows", tuple(parts), tuple(n for n in order if n in reads), frozenset(exacting), kept, reduced
+    )
+
+
+def _plain(store: Store) -> bool:
+    """Whether a store is more than a sum over what its tensor lacks."""
+    return not (store.gradient and store.node.op == "reduce" and store.node.params[0] == "sum")
+
+
+def _main(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]]) -> dict[int, frozenset[str]]:
+    """The axes that values of each level are reduced over first: if it can be, those of what is not the sum of a gradient."""
+    out: dict[int, frozenset[str]] = {}
+    every = [s for _, _, stores in variants for s in stores]
+    for store in sorted(every, key=lambda s: not _plain(s)):
+        for place in places([store.node]).values():
+            if place.axes is not None:
+                out.setdefault(place.level, place.axes)
+    return out
+
+
+def _sums(
+    variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], main: Mapping[int, frozenset[str]]
+) -> dict[str, _Place]:
+    """What is added up over the rows in any variant, with its stage."""
+    out = {}
+    for _, _, stores in variants:
+        known = places(s.node for s in stores)
+        for place, store in (_home(s, known, main) for s in stores):
+            if store.partial:
+                out[store.name] = place
+    return out
+
+
+def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mapping[int, frozenset[str]],
+            sums: Mapping[str, _Place], taken: Collection[str]) -> _Cut:  # fmt: skip
+    """Each store in its stage; what a stage reads of an earlier one is stored there."""
+    known = places(s.node for s in stores)
+    out: dict[_Place, list[Store]] = {}
+    for store in stores:
+        if store.name in sums and store.node.op == "const":
+            place, store = sums[store.name], replace(store, partial=True)
+        else:
+            place, store = _home(store, known, main)
+        out.setdefault(place, []).append(store)
+    bound = {s.node.serial: s.name for s in reversed((*graph.bindings, *graph.update_let, *graph.let))}
+    handed: dict[_Place, dict[int, Tensor]] = {}
+    pending = sorted(out, key=lambda p: -p.level)
+    while pending:
+        place = pending.pop(0)
+        for store in out[place]:
+            unnamed = 0
+            for node in _frontier(store.node, place, known):
+                name = bound.get(node.serial)
+                if name is None:
+                    unnamed += 1
+                    name = unlike(f"{store.name}_term{unnamed if unnamed > 1 else ''}", taken)
+                handed.setdefault(place, {})[node.serial] = stored_tensor(name, "scratch", node, graph)
+                home = known[node.serial]
+                if home not in out:
+                    pending = sorted([*pending, home], key=lambda p: -p.level)
+                if all(s.name != name for s in out.setdefault(home, [])):
+                    out[home].append(Store(name, node, node.axes, node.kind))
+    return _Cut(variant, graph, out, handed)
+
+
+def _home(store: Store, known: Mapping[int, _Place], main: Mapping[int, frozenset[str]]) -> tuple[_Place, Store]:
+    """The stage of a store; a sum over the rows of a stage is added up there."""
+    place = known[store.node.serial]
+    if not _plain(store):
+        inner, axes = known[store.node.args[0].serial], frozenset(store.node.params[1])
+        along = inner.axes if inner.axes is not None else main.get(inner.level)
+        if along is not None and along == store.axes and not axes & along:
+            return _Place(inner.level, along), replace(store, node=store.node.args[0], partial=True)
+    if place.axes is None:
+        place = _Place(place.level, main.get(place.level))
+    return place, store
+
+
+def unlike(name: str, others: Iterable[str]) -> str:
+    """The name, with as many `_` behind it as make it none of the others."""
+    taken = set(others)
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _frontier(root: Node, place: _Place, known: Mapping[int, _Place]) -> Iterable[Node]:
+    """The values below a store that an earlier stage has: the largest ones that are one value a row there."""
+    seen, pending = set[int](), [root]
+    while pending:
+        node = pending.pop()
+        if node.serial in seen:
+            continue
+        seen.add(node.serial)
+        own = known[node.serial]
+        earlier = own.axes is not None and (own.level < place.level or own.axes != place.axes)
+        if earlier and own.axes is not None and not node.axes & own.axes and node is not root:
+            yield node
+        elif earlier and node.op == "reduce" and node is not root:
+            raise NoStage(
+                f"a reduction over ({', '.join(sorted(node.params[1]))}) keeps axes that its own operand reduces"
+            )
+        else:
+            pending += node.args
+
+
+def _below(part: Part) -> frozenset[str]:
+    """The axes of everything that a part computes; of a tensor that is only indexed, without those that it is indexed along."""
+    axes = frozenset[str]().union(*(s.axes for s in part.stores))
+    seen, pending = set[int](), [s.node for s in part.stores]
+    while pending:
+        node = pending.pop()
+        if node.serial in seen:
+            continue
+        seen.add(node.serial)
+        axes |= node.axes
+        picked = node.op == "at" and node.args[0].op == "read"
+        pending += node.args[1:] if picked else node.args
+    return axes
+
+
+def _free_axes(parts: Sequence[Part]) -> frozenset[str]:
+    """Where nothing is reduced: the axes that something lacks."""
+    whole = frozenset[str]().union(*(_below(p) for p in parts))
+    lacking = [whole - n.axes for p in parts for n in walk([s.node for s in p.stores]) if n.op == "read" and n.axes]
+    found = [a for a in lacking if a and a != whole]
+    return max(found, key=len) if found else whole
