@@ -17,9 +17,10 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: the kernels were not timed")
         return 0
-    from benchmarks import pointwise
+    from benchmarks import pointwise, rows
 
-    return pointwise.main(["--warm", str(min(16, os.cpu_count() or 1))])
+    warm = ["--warm", str(min(16, os.cpu_count() or 1))]
+    return max(pointwise.main(warm), rows.main(warm))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class Entry:
         return tuple(out)
 
     @property
+    def sizes(self) -> list[str]:
+        """Attrs that give the extents of a row."""
+        return [n for n, kind in self.case.op.kinds.items() if kind == "shape"]
+
+    @property
     def _stretching(self) -> list[Any]:
         return [t for t in self.tensors if t.broadcast]
 
@@ -79,8 +84,8 @@ class Entry:
 
     def shape(self, tensor: Any, rows: int, cols: int, layout: str = "dense") -> tuple[int, ...]:
         """Of a tensor, so that `...` and named axes together are a matrix of rows x cols."""
-        if "shape" in self.case.op.kinds.values():
-            rows, cols = max(1, rows * cols // WIDTH), WIDTH
+        for name in self.sizes:
+            rows, cols = max(1, rows * cols // self.attrs[name]), self.attrs[name]
         placed = self.instance.axis_position()
         part = placed[0] if placed else ""  # a pack that is placed is a part of `...`
         named = [

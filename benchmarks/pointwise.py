@@ -29,7 +29,7 @@ from benchmarks.timing import DeviceClock, copy_bandwidth
 from benchmarks.warm import Task, warm
 
 
-def _some(known: Sequence[str]) -> Any:
+def some(known: Sequence[str]) -> Any:
     """A list with commas between, of known words."""
 
     def parse(text: str) -> tuple[str, ...]:
@@ -57,11 +57,11 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser("python -m benchmarks.pointwise", description="Times every generated op.")
     plain = Choice()
     out.add_argument("--ops", help="names of ops or of entries such as 'op(choice=word)', with ';' or ',' between")
-    out.add_argument("--layouts", type=_some(cases.LAYOUTS), default=plain.layouts)
+    out.add_argument("--layouts", type=some(cases.LAYOUTS), default=plain.layouts)
     out.add_argument("--sizes", type=_sizes, default=plain.sizes, help="megabytes an operand")
-    out.add_argument("--dtypes", type=_some(cases.DTYPES), default=plain.dtypes)
-    out.add_argument("--peers", type=_some(cases.PEERS), default=plain.peers)
-    out.add_argument("--directions", type=_some(cases.DIRECTIONS), default=plain.directions)
+    out.add_argument("--dtypes", type=some(cases.DTYPES), default=plain.dtypes)
+    out.add_argument("--peers", type=some(cases.PEERS), default=plain.peers)
+    out.add_argument("--directions", type=some(cases.DIRECTIONS), default=plain.directions)
     out.add_argument("--dense-only", action="store_true", help="all ops and peers, dense, 128 MB an operand")
     out.add_argument("--everything", action="store_true", help="each layout at each size, compiled torch in all: hours")
     out.add_argument("--warm", type=int, default=0, metavar="N", help="first compile in so many processes")

@@ -64,7 +64,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
     body = [f"| {' | '.join(line)} |" for line in lines]
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *body] if body else ["none"]
 
@@ -82,7 +82,7 @@ def dense(cells: Cells) -> list[str]:
             line.append("" if (ours, eager, compiled) == ("-",) * 3 else f"{ours} [{eager}, {compiled}]")
         if any(line[1:]):
             lines.append(line)
-    return _grid(["Op", *cells.dtypes], lines)
+    return grid(["Op", *cells.dtypes], lines)
 
 
 def layouts(cells: Cells) -> list[str]:
@@ -98,7 +98,7 @@ def layouts(cells: Cells) -> list[str]:
                     marks = [_number(r) + (" **!**" if r is not None and r < GOOD_LAYOUT else "") for r in ratios]
                     why = reason(layout, direction) if low else ""
                     lines.append([f"{op} {direction}", layout, f"{mb:g}", *marks, why])
-    return _grid(["Op", "Layout", "MB", *cells.dtypes, f"Why below {GOOD_LAYOUT:g}"], lines)
+    return grid(["Op", "Layout", "MB", *cells.dtypes, f"Why below {GOOD_LAYOUT:g}"], lines)
 
 
 def _relative(cells: Cells, op: str, direction: str, dtype: str, layout: str, mb: float) -> float | None:
@@ -121,7 +121,7 @@ def spread(cells: Cells) -> list[str]:
         lines.append(
             [layout, direction, dtype, str(len(ratios)), f"{statistics.median(r for r, _ in ratios):.2f}", lowest]
         )
-    return _grid(["Layout", "Direction", "dtype", "Ops", "Median", "Lowest"], lines)
+    return grid(["Layout", "Direction", "dtype", "Ops", "Median", "Lowest"], lines)
 
 
 def sizes(cells: Cells) -> list[str]:
@@ -138,7 +138,7 @@ def sizes(cells: Cells) -> list[str]:
                     medians.append(_number(statistics.median(shares) if shares else None))
                 line.append(f"{medians[0]} [{medians[1]}]")
             lines.append(line)
-    return _grid(["Direction", "MB", *cells.dtypes], lines)
+    return grid(["Direction", "MB", *cells.dtypes], lines)
 
 
 def host(cells: Cells) -> list[str]:
@@ -149,7 +149,7 @@ def host(cells: Cells) -> list[str]:
         found = {r["peer"]: f"{r['host_us']:.0f}" for r in rows}
         if found:
             lines.append([f"{op} {direction}", *(found.get(p, "-") for p in ("pullback", "eager", "compiled"))])
-    return _grid(["Op", "Pullback", "torch eager", "torch.compile"], lines)
+    return grid(["Op", "Pullback", "torch eager", "torch.compile"], lines)
 
 
 def below(cells: Cells) -> list[Row]:
@@ -192,15 +192,15 @@ def summary(cells: Cells) -> list[str]:
     whole = [r for r in ours if r["layout"] == "dense" and r["mb"] >= cells.main]
     out = [f"{len(cells.good)} cells measured, {len(cells.errors)} failed.", ""]
     out += [f"Dense, from {cells.main:g} MB, below {GOOD_SHARE:g}: {len(low)} of {len(whole)} cells.", ""]
-    out += _grid(["Op", "dtype", "Layout", "MB", "Share"], [[*_place(r), f"{r['share']:.3f}"] for r in low[:_MOST]])
+    out += grid(["Op", "dtype", "Layout", "MB", "Share"], [[*_place(r), f"{r['share']:.3f}"] for r in low[:_MOST]])
     out += ["", f"Slower than the better peer by more than {SLOWER - 1:.0%}: {len(late)} of {len(ours)} cells.", ""]
     lines = [
         [*_place(r), f"{r['ms']:.4f}", f"{p['ms']:.4f} {p['peer']}", f"{times:.2f}"] for times, r, p in late[:_MOST]
     ]
-    out += _grid(["Op", "dtype", "Layout", "MB", "Ours, ms", "Peer, ms", "Times"], lines)
+    out += grid(["Op", "dtype", "Layout", "MB", "Ours, ms", "Peer, ms", "Times"], lines)
     flagged = Counter(_flags(cells))
     out += ["", f"Layouts below {GOOD_LAYOUT:g} of dense: {sum(flagged.values())} cells.", ""]
-    out += _grid(["Layout", "Cells", "Why"], [[where, str(n), why] for (where, why), n in sorted(flagged.items())])
+    out += grid(["Layout", "Cells", "Why"], [[where, str(n), why] for (where, why), n in sorted(flagged.items())])
     return out
 
 
@@ -219,7 +219,7 @@ def errors(cells: Cells) -> list[str]:
     for row in cells.errors:
         text = " ".join(str(row["error"]).split()).replace("|", "\\|")
         lines.append([*_place(row), str(row["peer"]), text[:200]])
-    return _grid(["Op", "dtype", "Layout", "MB", "Peer", "Error"], lines)
+    return grid(["Op", "dtype", "Layout", "MB", "Peer", "Error"], lines)
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:
@@ -231,7 +231,7 @@ def left_out(rows: Sequence[Row]) -> list[str]:
     for (layout, mb), ops in groups.items():
         words = [f"{op} ({', '.join(dict.fromkeys(dtypes))})" for op, dtypes in ops.items()]
         out.append([layout, f"{mb:g}", str(len(ops)), ", ".join(words)])
-    return _grid(["Layout", "MB", "Ops", "Which"], out)
+    return grid(["Layout", "MB", "Ops", "Which"], out)
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -6,8 +6,9 @@ import concurrent.futures
 import functools
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import torch
 
@@ -56,12 +57,12 @@ def _entries() -> dict[str, cases.Entry]:
     return {e.name: e for e in cases.entries()}
 
 
-def warm(tasks: Sequence[Task], workers: int, seconds: float) -> list[str]:
+def warm(tasks: Sequence[Any], workers: int, seconds: float, work: Callable[[Any], str] = fill) -> list[str]:
     """All tasks over so many processes, for so many seconds at most. Returns the faults; measuring meets them again."""
     began = time.monotonic()
     faults: list[str] = []
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    futures = [pool.submit(fill, task) for task in tasks]
+    futures = [pool.submit(work, task) for task in tasks]
     try:
         for future in concurrent.futures.as_completed(futures, timeout=seconds):
             if text := future.result():

@@ -30,7 +30,7 @@ from codegen.stages import Stage, telling
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
-        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP",
+        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP", "STAGES",
         "rows"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",
@@ -53,7 +53,7 @@ _KIND_TESTS = {
 """Compile-time tests of what the numbers are that a kernel computes with."""
 
 
-_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_stride_\w+|_part|_\d+|^c\d+|^size_\w+)$")
+_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_once|_stride_\w+|_part|_\d+|^c\d+|^size_\w+)$")
 """The endings of names that lowering makes itself."""
 
 

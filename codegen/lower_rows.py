@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
-from codegen.ir import ATOM, Bound, Graph, Node, spell, walk
+from codegen.ir import ATOM, Bound, Graph, Node, Tensor, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
 from codegen.schedule import OpPlan
 from codegen.stages import Part, Stage, Store
@@ -39,6 +39,8 @@ class RowKernel(KernelText):
     nest: str = "rows"
     passes: tuple[Pass, ...] = ()
     tail: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    """Loads of what all rows share, before the loop over the rows of a program."""
     partial: tuple[str, ...] = ()
     """Gradients that are summed over the rows of a program, and then over the programs."""
     parts: tuple[tuple[str, str], ...] = ()
@@ -52,7 +54,13 @@ class RowKernel(KernelText):
     @property
     def text(self) -> str:
         return "\n".join(
-            [*self.prelude, *self.body, *(x for p in self.passes for x in (*p.starts, *p.body, *p.after)), *self.tail]
+            [
+                *self.prelude,
+                *self.once,
+                *self.body,
+                *(x for p in self.passes for x in (*p.starts, *p.body, *p.after)),
+                *self.tail,
+            ]
         )
 
     @property
@@ -272,10 +280,10 @@ class _Rows:
             return tuple(owner.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
-        body = merged("head", 0)
+        once, body = merged("once", 0), merged("head", 0)
         passes = [Pass(merged("start", p), merged("loop", p), merged("after", p)) for p in range(count)]
         tail = merged("tail", 0)
-        lines = [*body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
+        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
         asked = [n for n in used.asked if n not in reads]
         owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
         params = [p for n in reads for p in self._strided(n)] + [f"{n}_ptr" for n in asked]
@@ -293,10 +301,11 @@ class _Rows:
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
+            *(["STAGES: tl.constexpr"] if partial else []),
         ]  # fmt: skip
         return RowKernel(
             f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
-            tuple(p for p in passes if p.body), tail, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+            tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
         )  # fmt: skip
 
     def _alike(self, parts: Sequence[Part]) -> bool:
@@ -422,9 +431,18 @@ class _Rows:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
                 self.rowed.add(name)
                 out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
+            elif self._once(tensor):
+                text = f"{name}_once = tl.load({self._address(name, axes)}, mask=within)"
+                out.add("once", 0, [Item(("load", name), (text,))])
             elif not axes & self.reduced:
                 text = f"{self._name(name)} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
                 out.add("head", 0, [Item(("load", name), (text,))])
+
+    def _once(self, tensor: Tensor) -> bool:
+        """Whether a tensor is read before the loop over the rows of a program."""
+        axes = frozenset(tensor.axes)
+        alike = bool(axes & self.reduced) and not axes & self.kept
+        return bool(self.stage.partial) and alike and tensor.kind == "float"
 
     def _row_statements(self, out: _Sections, printer: _RowPrinter, bindings: Iterable[Bound], live: Iterable[Node],
                         levels: dict[int, int], number: int, place: tuple[str, int]) -> None:  # fmt: skip
@@ -457,8 +475,10 @@ class _Rows:
             axes = frozenset(tensor.axes)
             row = f"{name}_row" if axes & self.kept else f"{name}_ptr"
             address = f"{row} + offset(r, r_at, {name}_reduced_strides)"
-            text = f"{self._name(name)} = {loaded(address, tensor.kind, tensor.dtype, self._mask(axes))}"
-            out.append(Item(("load", name), (text,)))
+            text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
+            if self._once(tensor):
+                text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
+            out.append(Item(("load", name), (f"{self._name(name)} = {text}",)))
         for bound in bindings:
             node = bound.node
             if (

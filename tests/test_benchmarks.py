@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import cases, measure, peers, pointwise, report
+from benchmarks import cases, measure, peers, pointwise, report, rows
 from benchmarks.cases import Operands
 
 ROOT = Path(__file__).parents[1]
@@ -421,3 +422,60 @@ def test_bytes_of_training_are_those_of_both() -> None:
     op, tensors = Op(), made((4, 8), (4, 8))
     both = cases.moved(op, "forward", *tensors) + cases.moved(op, "backward", *tensors)
     assert cases.moved(op, "training", *tensors) == both > 0
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+def row_cells(*chosen: str) -> list[rows.Cell]:
+    return rows.cells(("rms_norm", "layer_norm", "softmax"), (256,), ("bf16", "f32"), chosen, 0.005)
+
+
+def test_rows_are_held_against_float64_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager torch is right; a peer that is off by a hundredth says so in its row."""
+    monkeypatch.setattr(Operands, "sets_for", staticmethod(lambda *a: 2))
+    found = [r for c in row_cells("eager") for r in rows.measure(c, Clock(), 1e6, "cpu")]
+    assert [r["direction"] for r in found] == [*rows.DIRECTIONS] * 6 and not any(r.get("wrong", True) for r in found)
+    assert all(r["share"] == pytest.approx(r["bytes"] / 1e-3 / 1e6) for r in found)
+    right = rows.function
+
+    def off_by_a_little(cell: rows.Cell) -> Any:
+        run = right(cell)
+        assert run is not None
+        return lambda *tensors: tuple(1.02 * y for y in run(*tensors))
+
+    monkeypatch.setattr(rows, "function", off_by_a_little)
+    off = rows.measure(row_cells("eager")[0], Clock(), 1e6, "cpu")
+    assert all(r["wrong"] and r["deviation"] > 0.01 for r in off)
+    result = {"machine": "m", "torch": "2", "triton": "3", "copy_bytes_per_second": 1e6, "rows": [*found[2:], *off]}
+    text = rows.markdown(json.loads(json.dumps(result)))
+    assert " wrong" in text and "off by" in text and all(len(set(lines)) == 1 for lines in tables(text))
+
+
+def test_bytes_of_rows() -> None:
+    """Of a norm of 5 rows: x and y and the weight; then x, dy, dx, both of the weight's, and a statistic a row."""
+    cell = dataclasses.replace(row_cells("eager")[1], mb=5 * 256 * 4 / 2**20)
+    assert (cell.op, cell.rows, cell.dtype) == ("rms_norm", 5, "f32")
+    forward, backward = (r["bytes"] for r in rows.measure(cell, Clock(), 1e6, "cpu"))
+    assert forward == 4 * (2 * 5 * 256 + 256) and backward == 4 * (3 * 5 * 256 + 2 * 256 + 5)
+
+
+def test_a_peer_that_refuses_a_width_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(cell: rows.Cell) -> Any:
+        raise RuntimeError("too wide")
+
+    monkeypatch.setattr(rows, "function", refuses)
+    (row,) = rows.measure(row_cells("eager")[0], Clock(), 1e6, "cpu")
+    assert "too wide" in row["error"] and "RuntimeError: too wide" in "\n".join(rows.faults([row]))
+    assert rows.table([row]) == ["none"]
+
+
+def test_rows_order_and_options() -> None:
+    """Ours first; ops that are not there are left out; a width is a number."""
+    todo = rows.cells(rows.OPS, (64, 32), ("f32",), ("pullback", "eager"), 1.0)
+    assert [c.peer for c in todo] == sorted((c.peer for c in todo), reverse=True)
+    assert {c.op for c in todo} == set(rows.there(rows.OPS)) and rows.there(["no_such_op"]) == ()
+    assert rows.parser().parse_args(["--widths", "7,9"]).widths == (7, 9)
+    for wrong in (["--widths", "wide"], ["--widths", "0"], ["--peers", "nobody"]):
+        with pytest.raises(SystemExit):
+            rows.parser().parse_args(wrong)

@@ -94,12 +94,17 @@ def add_layer_norm_backward(
     rstd_kept_strides, bias_ptr, dx_ptr, dx_kept_strides, dx_reduced_strides, dresidual_ptr, dresidual_kept_strides,
     dresidual_reduced_strides, dweight_part_ptr, dbias_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     dbias_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start_k in range(first, last, BLOCK_K):
+    if not LOOP:  # the same for all rows
+        r, within = rows.column_tile(0, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r_at = coordinates(r, reduced_sizes, RAGGED)
+        if weight_ptr is not None and dy_ptr is not None:
+            weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
+    for start_k in tl.range(first, last, BLOCK_K, num_stages=STAGES):  # the next rows are on their way
         k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
         k_at = coordinates(k, kept_sizes, True)
         if dy_ptr is not None:
@@ -118,7 +123,9 @@ def add_layer_norm_backward(
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             if weight_ptr is not None and dy_ptr is not None:
-                weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
+                weight = (
+                    tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within) if LOOP else weight_once
+                ).to(COMPUTE)
             if dy_ptr is not None:
                 s = tl.load(s_row + offset(r, r_at, s_reduced_strides), mask=mask).to(COMPUTE)
                 dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
@@ -139,7 +146,9 @@ def add_layer_norm_backward(
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             if weight_ptr is not None and dy_ptr is not None:
-                weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
+                weight = (
+                    tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within) if LOOP else weight_once
+                ).to(COMPUTE)
             if dy_ptr is not None:
                 s = tl.load(s_row + offset(r, r_at, s_reduced_strides), mask=mask).to(COMPUTE)
             if ds_ptr is not None:

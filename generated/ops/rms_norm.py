@@ -65,13 +65,18 @@ def rms_norm_backward(
     dy_reduced_strides, rstd_ptr, rstd_kept_strides, dx_ptr, dx_kept_strides, dx_reduced_strides, dweight_part_ptr,
     kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, offset_: tl.float64,
     c2: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     offset_ = scalar(offset_, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start_k in range(first, last, BLOCK_K):
+    if not LOOP:  # the same for all rows
+        r, within = rows.column_tile(0, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r_at = coordinates(r, reduced_sizes, RAGGED)
+        if weight_ptr is not None:
+            weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
+    for start_k in tl.range(first, last, BLOCK_K, num_stages=STAGES):  # the next rows are on their way
         k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
         k_at = coordinates(k, kept_sizes, True)
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
@@ -84,7 +89,9 @@ def rms_norm_backward(
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
             if weight_ptr is not None:
-                weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
+                weight = (
+                    tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within) if LOOP else weight_once
+                ).to(COMPUTE)
             dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
             xhat = x * rstd
             if weight_ptr is not None:
@@ -99,7 +106,9 @@ def rms_norm_backward(
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
             if weight_ptr is not None:
-                weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
+                weight = (
+                    tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within) if LOOP else weight_once
+                ).to(COMPUTE)
             dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
             xhat = x * rstd
             if weight_ptr is not None:

@@ -7,7 +7,7 @@ rows are few and long.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +15,26 @@ from . import layout
 from .elementwise import Split, add_up, split_space, stored_in_half, triton_dtype
 from .layout import Axis, Operand, Space
 from .plan import Call, Kernel, Launch, Meta, Stage, Tensor, TooManyDims, cdiv
+from .views import ITEM_SIZES
 
 TILE = 8192
-"""Elements of a tile at most: what a row may have to be read once."""
-CHUNK = 4096
-"""Elements of a step where a row is longer."""
+"""Elements of a tile at most, where it is beside others of its size: sums over the rows, or 64 bits."""
+WHOLE = 32768
+"""Elements of a tile at most else: what a row may have to be read once."""
+CHUNK = 16384
+"""Elements of a step where a row is longer: many warps, so that few rows are at work, and the second pass meets the L2."""
+ROW_BYTES = 8192
+"""Bytes that a program of many rows reads in a step at least."""
+STAGES = 3
+"""Tiles that a program of many rows has in hand at most."""
+SHARED = 96 * 1024
+"""Bytes of shared memory that a program takes for them at most: what every device has."""
+IN_FLIGHT = 32 * 1024
+"""Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
-PROGRAMS = 1024
-"""Programs that fill a device: below that rows are shared."""
+BUSY = 8192
+"""Warps that fill a device: below that rows are shared."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,10 @@ class Rowwise(Stage):
         values = launch.values
         if not values["LOOP"]:
             return 1
-        return max(1, min(cdiv(PROGRAMS, launch.grid[0]), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535))
+        return max(
+            1,
+            min(cdiv(BUSY, launch.grid[0] * launch.warps), cdiv(values["n_reduced"] * values["BLOCK_K"], SHARE), 65535),
+        )
 
     def _shared(self, call: Call, finish: Kernel, launch: Launch, shares: int) -> None:
         """Two launches: each program reduces its share of a row, then one program adds up what they have."""
@@ -194,12 +208,14 @@ class Rowwise(Stage):
         axes = {a for a in space.order if space.extents[a] != 1}
         pattern = self._pattern(list(axes))
         split = split_space(space, pattern)
-        tile = Tile.of(split, bool(partial), call.multiprocessors)
+        of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
+        single = call.compute in ("f32", "i32", "bool")
+        tile = Tile.of(split, bool(partial), call.multiprocessors, self._row_bytes(call, bound, axes), single)
         values: dict[str, Any] = {
             **call.op.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
-            "span": tile.span if partial else split.n_reduced, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
+            "span": tile.span if of_rows else split.n_reduced, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
-            "HALF": stored_in_half(call),
+            "STAGES": tile.stages, "HALF": stored_in_half(call),
         }  # fmt: skip
         groups = {
             "kept": [g for g in space.dims if g[0] not in pattern],
@@ -234,6 +250,11 @@ class Rowwise(Stage):
         programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
         return Launch(self.kernel, (programs, 1, 1), pointers, values, tile.warps)
 
+    def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
+        """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
+        given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
+        return max(1, sum(ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)))
+
     def _strides(self, call: Call, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
         """Strides over merged dims; None where they are those of the linear index itself. Without dims nothing is added to an
         address: the compiler sees that it stays aligned."""
@@ -263,21 +284,35 @@ class Tile:
     """Rows of a program."""
     parts: int
     """Programs."""
+    stages: int = 1
+    """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
 
     @staticmethod
-    def of(split: Split, partial: bool, multiprocessors: int) -> Tile:
-        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side."""
+    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
+        """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
+
+        Args:
+            row_bytes: of an element, in all tensors that have rows and are read.
+            single: whether what is computed has 32 bits.
+        """
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
+        most = 1 << (max(split.n_kept, 1) - 1).bit_length()
         if split.inner_kept and split.n_kept > 1:
-            block_k = min(64, 1 << (split.n_kept - 1).bit_length())
+            block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))
         else:
-            block_r = padded if padded <= TILE else CHUNK
-            block_k = max(1, min(2048 // block_r, 1 << (max(split.n_kept, 1) - 1).bit_length()))
+            whole = WHOLE if single and not partial else TILE
+            block_r = padded if padded <= whole else min(CHUNK if single else TILE // 2, padded // 2)
+            few = ROW_BYTES // row_bytes if partial else 2048 if block_r < 1024 else 1
+            block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
         loop = split.n_reduced > block_r or split.n_reduced == 0
-        warps = min(16, max(4, block_k * block_r // 1024))
+        warps = min(32 if block_r > TILE else 16, max(2, block_k * block_r // 512))
         rows = cdiv(split.n_kept, block_k)
-        parts = max(1, min(rows, 2 * multiprocessors)) if partial else max(1, rows)
+        if not partial:
+            return Tile(block_k, block_r, loop, warps, block_k, rows)
+        size = row_bytes * block_k * block_r
+        stages = 1 if loop else max(1, min(STAGES, 1 + SHARED // size))
+        parts = max(1, min(rows, max(1, min(3, IN_FLIGHT // size)) * multiprocessors))
         span = cdiv(rows, parts) * block_k
-        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1)
+        return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1, stages)

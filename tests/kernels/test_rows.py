@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import generated  # noqa: E402
 from generated.runtime.plan import Launch, Meta  # noqa: E402
-from generated.runtime.rowwise import TILE  # noqa: E402
+from generated.runtime.rowwise import TILE, WHOLE  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 from tests.kernels import test_cases as cases  # noqa: E402
@@ -146,8 +146,9 @@ def test_dtypes(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_longer_than_a_tile(name: str) -> None:
     """A row that is walked over in steps, forward and backward; with a weight its programs have several rows each."""
-    for shape in ((5, TILE + 1) if name in WEIGHTED else (1, TILE + 1), (1, 20000)):
+    for shape in ((5, TILE + 1), (3, 20000), (2, WHOLE + 1)) if name in WEIGHTED else ((1, TILE + 1), (1, WHOLE + 1)):
         agree(name, filled(name, shape), last(name))
+    agree(name, filled(name, (2, TILE + 1), "f64"), last(name), "f64")
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -161,6 +162,34 @@ def test_memory_that_runs_along_the_rows(name: str) -> None:
             last(name),
             seeds=lambda out: [v.mT.contiguous().mT if v.dim() > 1 else v for v in cotangents(out)],
         )
+
+
+FAR = [((3, 65537), "f32"), ((5, 131073), "f32"), ((2, 262144), "f32"), ((100003, 7), "f32"), ((100003, 40), "f32"),
+       ((2, 131073), "bf16"), ((100003, 8), "bf16")]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("shape", "dtype"), FAR, ids=str)
+def test_wide_and_tall(name: str, shape: tuple[int, int], dtype: str) -> None:
+    """Rows of many steps with a ragged end and without, and more rows than a device has programs at a time."""
+    agree(name, filled(name, shape, dtype), last(name), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("shape", [(70, 65537), (100003, 9)], ids=str)
+def test_wide_and_tall_where_memory_runs_along_the_rows(name: str, shape: tuple[int, int]) -> None:
+    given = {n: v.mT.contiguous().mT if v.dim() > 1 else v for n, v in filled(name, shape).items()}
+    agree(name, given, last(name))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+def test_everything_in_one_row(name: str) -> None:
+    """A row shared by several programs where one pass is all; else by one, however long it takes."""
+    attrs = {**last(name), **({"dim": (0, 1)} if name in SEVERAL else {})}
+    agree(name, filled(name, (33, 65537) if name in SEVERAL else (1, 1000003)), attrs)
 
 
 # ---------------------------------------------------------------------------------------------- axes and layouts
@@ -347,7 +376,7 @@ def test_logits_far_from_zero(name: str) -> None:
         assert torch.allclose(y.double(), expected(name, given, last(name))[0].to(DEVICE), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("width", [3, 200, TILE + 3])
+@pytest.mark.parametrize("width", [3, 200, WHOLE + 3])
 def test_rows_of_infinities(width: int) -> None:
     """Of minus infinity alone, the logarithm of the sum is that, and a softmax NaN as in torch; its neighbour is as ever."""
     x = torch.randn(4, width, device=DEVICE)
@@ -412,7 +441,7 @@ def test_sums_are_not_of_half_types() -> None:
 def test_ties_share_the_gradient(name: str) -> None:
     """Each of k equal elements gets a k-th, over a tile, a long row, or everything; zeros of either sign are equal."""
     sign = 1.0 if getattr(generated, name)(tensor([1.0, 2.0])).item() == 2 else -1.0
-    for width in (3, TILE + 7):
+    for width in (3, WHOLE + 7):
         x = torch.zeros(2, width, device=DEVICE)
         x[0, :2], x[1, 0], x[1, 1:] = sign, 0.0, -0.0
         leaf = x.requires_grad_()
@@ -515,12 +544,30 @@ def test_sums_over_the_rows_are_the_same_bits(
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_a_program_has_its_share_of_the_rows(name: str) -> None:
     """However many processors there are, the shares cover every row, and none is empty."""
-    for count, width, processors in itertools.product((1, 2, 5, 263, 264, 265, 4099), (3, 1000, TILE + 1), (1, 7, 132)):
+    for count, width, processors in itertools.product(
+        (1, 2, 5, 263, 264, 265, 4099), (3, 1000, TILE + 1, WHOLE + 1), (1, 7, 132)
+    ):
         for launch in launches(name, (count, width), processors=processors):
             if "span" in launch.values and any(p.endswith("_part_ptr") for p in launch.pointers):
                 span, programs = launch.values["span"], launch.grid[0]
                 assert span % launch.values["BLOCK_K"] == 0 and (programs - 1) * span < count <= programs * span
-                assert programs <= 2 * processors
+                assert programs <= 3 * processors
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("shape", [(1000, 3), (70, 64), (3, TILE + 1)], ids=str)
+def test_rows_where_nothing_is_summed_over_them(name: str, shape: tuple[int, int]) -> None:
+    """With weights that are constants a program has the rows of one tile, and together they have all."""
+    given = filled(name, shape)
+    leaves = {n: v.requires_grad_(n not in {p.name for p in op_class(name).params}) for n, v in given.items()}
+    theirs = {n: v.detach().cpu().double().requires_grad_(v.requires_grad) for n, v in leaves.items()}
+    outputs, wanted = call(name, leaves, last(name)), expected(name, theirs, last(name))
+    seeds = cotangents(list(outputs))
+    ours = torch.autograd.grad(outputs, [v for v in leaves.values() if v.requires_grad], seeds)
+    exact = torch.autograd.grad(
+        wanted, [v for v in theirs.values() if v.requires_grad], [v.cpu().double() for v in seeds]
+    )
+    assert all(torch.allclose(a.cpu().double(), b, rtol=1e-4, atol=1e-4) for a, b in zip(ours, exact, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- what is wanted
@@ -676,7 +723,7 @@ def launches(
 @pytest.mark.parametrize("name", ROWS)
 def test_row_counts_share_their_kernels(name: str) -> None:
     """Over 25 neighbouring row counts at one width: the variant of multiples of 16, and one more."""
-    for width, turned in itertools.product((3, 64, 1000, TILE + 1), (False, True)):
+    for width, turned in itertools.product((3, 64, 1000, TILE + 1, WHOLE + 1), (False, True)):
         found: dict[str, set[Any]] = {}
         for count in range(1000, 1025):
             for launch in launches(name, (count, width), (1, count) if turned else None):
