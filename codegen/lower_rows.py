@@ -140,7 +140,8 @@ class _Rows:
         found: dict[str, set[bool]] = {}
         for part in self.stage.parts:
             for node, name in self._owners(part):
-                found.setdefault(name, set()).add(node.op == "reduce")
+                if any(n.op == "reduce" for n in walk([node])):
+                    found.setdefault(name, set()).add(node.op == "reduce")
         return {name for name, kinds in found.items() if len(kinds) == 2}
 
     def _round(self) -> None:

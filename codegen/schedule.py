@@ -149,18 +149,12 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         *(b.name for _, g in graphs for b in (*g.bindings, *g.update_let, *g.let)),
         *(a.name for a in op.attrs),
     }
+    wanted_by = _reading_again(op, graphs)
     targets = [
         (
             v,
             g,
-            [
-                *_outputs(g),
-                *(
-                    Store(n, node, node.axes, node.kind)
-                    for n, node in _kept(g, saved)
-                    if n in {r.name for r in residuals(op, g)}
-                ),
-            ],
+            [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved) if n in wanted_by[v])],
         )
         for v, g in graphs
     ]
@@ -248,8 +242,19 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
     return out
 
 
+def _reading_again(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[Variant, set[str]]:
+    """What the backward reads, by variant of the forward: which cotangents there will be it does not know."""
+    told = {a.key for a in atoms(op, Report()) if a.kind != "cotangent"}
+    graphs = tuple(graphs)
+    known: dict[tuple[object, ...], set[str]] = {}
+    for variant, graph in graphs:
+        key = tuple(x for k, x in variant.values if k in told)
+        known.setdefault(key, set()).update(r.name for r in residuals(op, graph))
+    return {v: known[tuple(x for k, x in v.values if k in told)] for v, _ in graphs}
+
+
 def _kept(graph: Graph, saved: Mapping[str, Tensor]) -> Iterable[tuple[str, Node]]:
-    return [(b.name, b.node) for b in graph.bindings if b.name in saved]
+    return [(b.name, b.node) for b in graph.bindings if b.name in saved and b.node.op not in ("read", "const")]
 
 
 def _reading(graph: Graph, saved: Mapping[str, Tensor]) -> tuple[Graph, dict[int, Node]]:

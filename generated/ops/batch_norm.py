@@ -47,30 +47,30 @@ def batch_norm_forward(
     if not training:
         rstd = rsqrt(running_var + eps)
     if training:
-        mu_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+        mu_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         if training:
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-            mu_mean_acc += tl.where(mask, x, 0.0)
+            mu_acc += tl.where(mask, x, 0.0)
     if training:
-        mu_mean = rows.mean(mu_mean_acc, n_reduced)
+        mu = rows.mean(mu_acc, n_reduced)
     if training:
-        spread_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+        spread_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         if training:
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-            centred = x - mu_mean
-            spread_mean_acc += tl.where(mask, centred * centred, 0.0)
+            centred = x - mu
+            spread_acc += tl.where(mask, centred * centred, 0.0)
     if training:
-        spread_mean = rows.mean(spread_mean_acc, n_reduced)
-        rstd = rsqrt(spread_mean + eps)
-        unbiased = spread_mean * (
+        spread = rows.mean(spread_acc, n_reduced)
+        rstd = rsqrt(spread + eps)
+        unbiased = spread * (
             scalar(n_reduced, COMPUTE) / (scalar(n_reduced, COMPUTE) - 1)
         )  # the output is divided by the biased deviation, the buffer keeps this one
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -79,7 +79,7 @@ def batch_norm_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         if training:
-            centred = x - mu_mean
+            centred = x - mu
         else:
             centred = x - running_mean
         if weight_ptr is not None and bias_ptr is not None:
@@ -94,7 +94,7 @@ def batch_norm_forward(
     if training:
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-            c1 * running_mean + momentum * mu_mean,
+            c1 * running_mean + momentum * mu,
             mask=exists,
         )
         tl.store(
@@ -103,14 +103,15 @@ def batch_norm_forward(
             mask=exists,
         )
         if mu_ptr is not None:
-            tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu_mean, mask=exists)
+            tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu, mask=exists)
         if spread_ptr is not None:
-            tl.store(spread_ptr + offset(k, k_at, spread_kept_strides), spread_mean, mask=exists)
+            tl.store(spread_ptr + offset(k, k_at, spread_kept_strides), spread, mask=exists)
 
 
 @triton.jit
 def batch_norm_backward(
-    x_ptr, x_kept_strides, x_reduced_strides, weight_ptr, weight_kept_strides, dy_ptr, dy_kept_strides,
+    x_ptr, x_kept_strides, x_reduced_strides, weight_ptr, weight_kept_strides, running_mean_ptr,
+    running_mean_kept_strides, running_var_ptr, running_var_kept_strides, dy_ptr, dy_kept_strides,
     dy_reduced_strides, mu_ptr, mu_kept_strides, spread_ptr, spread_kept_strides, bias_ptr, dx_ptr, dx_kept_strides,
     dx_reduced_strides, dweight_ptr, dweight_kept_strides, dbias_ptr, dbias_kept_strides, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, eps: tl.float64, training: tl.constexpr, COMPUTE: tl.constexpr,
@@ -123,11 +124,17 @@ def batch_norm_backward(
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + offset(k, k_at, weight_kept_strides), mask=exists).to(COMPUTE)
+    if weight_ptr is not None and not training:
+        running_mean = tl.load(running_mean_ptr + offset(k, k_at, running_mean_kept_strides), mask=exists).to(COMPUTE)
+    if not training:
+        running_var = tl.load(running_var_ptr + offset(k, k_at, running_var_kept_strides), mask=exists).to(COMPUTE)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
-    if weight_ptr is not None or training:
+    if training:
         mu = tl.load(mu_ptr + offset(k, k_at, mu_kept_strides), mask=exists).to(COMPUTE)
-    spread = tl.load(spread_ptr + offset(k, k_at, spread_kept_strides), mask=exists).to(COMPUTE)
-    rstd = rsqrt(spread + eps)
+        spread = tl.load(spread_ptr + offset(k, k_at, spread_kept_strides), mask=exists).to(COMPUTE)
+        rstd = rsqrt(spread + eps)
+    else:
+        rstd = rsqrt(running_var + eps)
     if weight_ptr is not None and training:
         centred_g_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         centred_g_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -147,8 +154,11 @@ def batch_norm_backward(
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         if weight_ptr is not None or bias_ptr is not None or training:
             dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
-        if weight_ptr is not None or training:
+        if weight_ptr is not None and not training:
+            centred = x - running_mean
+        elif training:
             centred = x - mu
+        if weight_ptr is not None or training:
             xhat = centred * rstd
         if weight_ptr is not None and training:
             g = dy * weight
@@ -223,7 +233,7 @@ class BatchNorm(RuntimeOp):
     params = (Tensor("weight", "C", optional=True), Tensor("bias", "C", optional=True))
     buffers = (Tensor("running_mean", "C"), Tensor("running_var", "C"))
     outputs = (Tensor("y", "B, C, ..."),)
-    residuals = ("x", "weight", "mu", "spread", "bias")
+    residuals = ("x", "weight", "running_mean", "running_var", "mu", "spread", "bias")
     gradients = ("x", "weight", "bias")
     kinds = {"training": "bool", "momentum": "float", "eps": "float"}
     saved = (Tensor("mu", "C", "compute"), Tensor("spread", "C", "compute"))
