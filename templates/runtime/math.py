@@ -71,19 +71,6 @@ def high_bits(x):
 
 
 @triton.jit
-def words(x):
-    """The two halves of the bits of an f64, which are registers of a GPU."""
-    bits = x.to(tl.int64, bitcast=True)
-    return (bits >> 32).to(tl.int32), bits.to(tl.int32)
-
-
-@triton.jit
-def of_words(high, low):
-    """The f64 of two halves."""
-    return ((high.to(tl.int64) << 32) | low.to(tl.uint32).to(tl.int64)).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def fma(a, b, c):
     """a * b + c for f32, rounded once: what an error term needs (`b` and `c` may be numbers). Some of Triton's interpreters round twice;
     in f64 the product is exact."""
@@ -198,16 +185,26 @@ def lasting(x):
 
 
 @triton.jit
-def log2_wide(a):
-    """log2(a) in f64 of an f32 a >= 0, to 2**-33: in f32 it would take more instructions, and those of f64 run beside the others."""
-    # In f64 no a is subnormal. The exponent k of a = 2**k * (1 + f), |f| <= 1/3, stays in its bits, plus 1023: as the low half of a
-    # number 2**52 + k it takes no conversion, and as that of -inf, for it is 0 where a is, gives the logarithm of 0.
-    wide = a.to(tl.float64)
-    high, low = words(wide)
-    k = (high + 0xAAAAB) & -0x100000
-    f = of_words(high - k + 0x3FF00000, low) - 1.0
-    n = of_words(tl.where(a == 0, -0x100000, 0x43300000), k) * 9.5367431640625e-07 - 4294968319.0
-    return f * polynomials.log2_quotient(f) + (n + wide * 1e-300)  # infinity and NaN stay
+def log4(a):
+    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 30 bits (NaN where it is
+    infinite)."""
+    tiny = a < 1.1754943508222875e-38
+    edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -11.5), tl.where(a < float("inf"), 0.0, a))
+    bits = tl.where(tiny, a * 8388608.0, a).to(tl.int32, bitcast=True)
+    k = (bits - 0x3F30A3D7) & -0x800000
+    f = (bits - k).to(tl.float32, bitcast=True) - 1.0
+    n = k.to(tl.float32) * 5.960464477539063e-08 + edge
+    # The terms of the first three coefficients are sums of two. What an fma made, less the larger that it added to, is
+    # exact; a second fma then finds what the first one lost.
+    rest = polynomials.log4_rest(f)
+    c = fma(f, rest, 0.24044917523860931)
+    low = fma(f, rest, 0.24044917523860931 - c)
+    b = fma(f, c, -0.3606737554073334)
+    low = fma(f, low, fma(f, c, -0.3606737554073334 - b))
+    a = fma(f, b, 0.7213475108146667)
+    low = fma(f, low, fma(f, b, 0.7213475108146667 - a)) + 9.629814955633087e-09
+    s = n + fma(f, a, 0.0)  # in two steps: s may be below n / 2, where n - s is exact for a sum of two floats
+    return s, fma(f, low, fma(f, a, n - s))
 
 
 @triton.jit
@@ -398,7 +395,8 @@ def log2(x, HALF: tl.constexpr = False):
     if x.dtype == tl.float32 and HALF:
         return log_short(x, False)
     elif x.dtype == tl.float32:
-        return tl.where(x < 0, float("nan"), log2_wide(tl.abs(x)).to(tl.float32))
+        s, low = log4(tl.abs(x))
+        return tl.where(x < 0, float("nan"), s + s)
     else:
         return tl.log2(x)
 
@@ -711,7 +709,7 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 9 bits more than the result (half: none)."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 7 bits more than the result (half: none)."""
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
@@ -749,7 +747,7 @@ def past_even(y):
 
 @triton.jit
 def pow_narrow(a, y, HALF: tl.constexpr):
-    """a ** y in f32 for a >= 0; where a is 1 or y is 0, it may be NaN. log2(a) and its product with y are in f64 (half: f32)."""
+    """a ** y in f32 for a >= 0; where a is 1 or y is 0, it may be NaN. log2(a) and its product with y are sums of two f32 (half: f32)."""
     if HALF:
         tiny = a < 1.1754943508222875e-38
         edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -23.0), tl.where(a < float("inf"), 0.0, a))
@@ -759,15 +757,14 @@ def pow_narrow(a, y, HALF: tl.constexpr):
         n = k.to(tl.float32) * 1.1920928955078125e-07 + edge
         return exp2_short(y * (f * polynomials.log2_quotient(f) + n))
     else:
-        p = y.to(tl.float64) * log2_wide(a)
-        # p = 2 j + rest, j whole and found from the first bits of p, at most 152, which takes no operation of f64; what that
-        # leaves of a larger p makes 2**rest infinite or 0. Adding 1.5 * 2**52 + 127 leaves j as an exponent in the last bits.
-        top, low = words(p)
-        top = tl.minimum(top & 0x7FFFFFFF, 0x40630000) | (top & -0x80000000)
-        t = of_words(top, low) * 0.5 + 6755399441055871.0
-        rest = (p - (t - 6755399441055871.0) * 2.0).to(tl.float32)
-        root = (t.to(tl.int64, bitcast=True).to(tl.int32) << 23).to(tl.float32, bitcast=True)
-        return tl.exp2(rest) * root * root
+        s, low = log4(a)
+        # y * log4(a) = j + r, j whole: 1.5 * 2**23 + 127 leaves it in the last bits, which become the exponent of 2**j. It
+        # may stop where all has left the range. There r is no rest, and `low` not a number.
+        t = tl.clamp(fma(y, s, 12583039.0), 12582962.0, 12583116.0, propagate_nan=tl.PropagateNan.ALL)
+        r = fma(y, s, 12583039.0 - t)
+        r = tl.where(tl.abs(r) > 1.0, 0.0, fma(y, low, r))
+        root = (t.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+        return tl.exp2(r + r) * root * root
 
 
 @triton.jit
