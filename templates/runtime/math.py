@@ -358,12 +358,13 @@ def tanh_gap(x, HALF: tl.constexpr = False):
         b = tl.where(a < 1.25, a, 0.0)
         z = b * b
         cube = b * z
-        bh = high_bits(b)
-        zh = high_bits(z)
-        bl = b - bh
-        lost = b * ((bh * bh - z) + bl * (b + bh)) + (
-            (bh * zh - cube) + (b * (z - zh) + bl * zh)
-        )  # by the square and the cube
+        if INTERPRETED:  # its fused product rounds twice
+            bh = high_bits(b)
+            zh = high_bits(z)
+            square_lost = (bh * bh - z) + (b - bh) * (b + bh)
+            lost = b * square_lost + ((bh * zh - cube) + (b * (z - zh) + (b - bh) * zh))
+        else:
+            lost = tl.fma(b, tl.fma(b, b, -z), tl.fma(b, z, -cube))
         near = (cube + (cube * (z * polynomials.tanh_gap_tail(z)) + lost)) * 0.3333333333333333
         y = tl.where(a < 1.25, near, (a - 1.0) + 2.0 / (1.0 + tl.exp(a + a)))
     elif HALF:
@@ -459,10 +460,8 @@ def asinh(x, HALF: tl.constexpr = False):
         return copysign(tl.where(a < 0.3, a + a * z * polynomials.asinh_tail(z), far), x)
     else:
         # the coarse quotient is a smaller part of what the logarithm takes the less the logarithm lessens its error
-        w = a + a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z)))
-        y = log1p_core(
-            w, tl.where(z < float("inf"), 0.0, 0.6931471805599453), False
-        )  # where z is not, the quotient is 0
+        w = a + tl.where(z < float("inf"), a * (a * rcp_short(1.0 + tl.sqrt(1.0 + z))), 0.0)
+        y = log1p_core(w, tl.where(z < float("inf"), 0.0, 0.6931471805599453), False)
         return copysign(y + lasting(a), x)
 
 
@@ -884,9 +883,20 @@ def fmod(a, b, HALF: tl.constexpr = False):
 
 
 @triton.jit
+def away_from_zero(x):
+    """f32: for a subnormal number, which arithmetic may take for 0, the smallest other one of its sign."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    least = (bits - size) | 0x800000
+    return tl.where((size > 0) & (size < 0x800000), least, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def mod(a, b, HALF: tl.constexpr = False):
     """a - b * floor(a / b), rounded once: the sign of the divisor, as in Python."""
     a, b = alike(a, b)
+    if HALF and a.dtype == tl.float32:
+        a = away_from_zero(a)
     r = fmod(a, b, HALF)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
