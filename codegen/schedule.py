@@ -210,7 +210,11 @@ def _reason(graph: Graph, stages: Sequence[Stage]) -> str:
 
 
 def _needs_elements(graphs: Iterable[tuple[Variant, Graph]]) -> bool:
-    return any(n.op == "reduce" and n.params[0] in ("max", "min") for _, g in graphs for n in walk(g.roots()))
+    return any(
+        n.op == "reduce" and n.params[0] in ("max", "min", "argmax", "argmin")
+        for _, g in graphs
+        for n in walk(g.roots())
+    )
 
 
 def _outputs(graph: Graph) -> Iterable[Store]:

@@ -53,8 +53,8 @@ def cumprod_backward(
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     later_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(rows.last_step(n_reduced, LOOP, BLOCK_R), -1, -BLOCK_R):
-        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(rows.last_step(n_reduced, LOOP, BLOCK_R) - start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)

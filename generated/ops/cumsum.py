@@ -50,8 +50,8 @@ def cumsum_backward(
     k_at = coordinates(k, kept_sizes, True)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     dx_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(rows.last_step(n_reduced, LOOP, BLOCK_R), -1, -BLOCK_R):
-        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+        r, within = rows.column_tile(rows.last_step(n_reduced, LOOP, BLOCK_R) - start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         dy = tl.load(dy_row + offset(r, r_at, dy_reduced_strides), mask=mask).to(COMPUTE)
