@@ -53,7 +53,9 @@ _KIND_TESTS = {
 """Compile-time tests of what the numbers are that a kernel computes with."""
 
 
-_EMITTED = re.compile(r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_once|_stride_\w+|_part|_\d+|^c\d+|^size_\w+)$")
+_EMITTED = re.compile(
+    r"(_ptr|_strides|_number|_sum|_acc|_row|_at|_once|_carry|_stride_\w+|_part|_\d+|^c\d+|^size_\w+)$"
+)
 """The endings of names that lowering makes itself."""
 
 

@@ -11,16 +11,22 @@ has the axes of a row again in each pass that needs it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
-from codegen.ir import ATOM, Bound, Graph, Node, Tensor, spell, walk
+from codegen.ir import ATOM, INFIX, Bound, Graph, Node, Tensor, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
+from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
-from codegen.stages import Part, Stage, Store
+from codegen.stages import Part, Stage, Store, depth, last_pass, level, scans, shift
 
+_SCANS = {"cumsum": "running_sum", "cumprod": "running_product", "linear": "recurrence"}
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
+
+_WHOLE = {"sum": "0", "max": "-(2**63)", "min": "2**63 - 1", "prod": "1"}
+"""Of integers, which are added up in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Pass:
     starts: tuple[str, ...]
     body: tuple[str, ...]
     after: tuple[str, ...]
+    reverse: bool = False
+    """Whether it walks from the last step to the first."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,12 @@ class _RowPrinter(Printer):
             return self.rows.taken(node, self), ATOM
         return super()._print(node)
 
+    def _floated(self, node: Node, user: Node) -> tuple[str, int]:
+        if node.op == "size" and user.kind == "int" and not user.host:  # beside an index it is whole
+            text = self.rows.size(node.params)
+            return text, INFIX["mul"][1] if " * " in text else ATOM
+        return super()._floated(node, user)
+
 
 @dataclass
 class _Sections:
@@ -110,15 +124,6 @@ def _lowered(owner: Lowering, stage: Stage) -> StageText:
     return _Rows(owner, stage).text() if stage.nest == "rows" else owner.elements(stage)
 
 
-def level(node: Node, known: dict[int, int]) -> int:
-    """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
-    for part in walk([node]):
-        if part.serial not in known:
-            most = max((known[a.serial] for a in part.args), default=0)
-            known[part.serial] = most + (part.op == "reduce")
-    return known[node.serial]
-
-
 class _Rows:
     """The kernels of one stage of rows."""
 
@@ -132,6 +137,7 @@ class _Rows:
         """Parameters that indexing along an axis asks for."""
         self.rowed: set[str] = set()
         """Tensors whose row begins at a name of its own."""
+        self.scans = scans(stage)
         self.mixed = self._mixed()
         """Statements that are a reduction in one variant and more in another: the reduction has a name of its own."""
         self._round()
@@ -168,26 +174,12 @@ class _Rows:
 
     def _shareable(self) -> tuple[Part, ...]:
         """The variants in which several programs may share a row: one pass, and nothing is stored that has elements."""
-        if self.stage.partial:
+        if self.stage.partial or self.scans:
             return ()
         return tuple(
             p for p in self.stage.parts
-            if self._depth(p) == 1 and not any(s.axes & self.reduced for s in p.stores)
+            if depth(p) == 1 and not any(s.axes & self.reduced for s in p.stores)
         )  # fmt: skip
-
-    def _depth(self, part: Part) -> int:
-        """How many passes come before the last."""
-        levels: dict[int, int] = {}
-        return max((level(s.node, levels) for s in part.stores), default=0)
-
-    def _last(self, part: Part) -> int:
-        """The pass that stores: the same for all variants if their results have the same axes, so that each is stored in one place."""
-        axes: dict[str, set[frozenset[str]]] = {}
-        for p in self.stage.parts:
-            for s in p.stores:
-                axes.setdefault(s.name, set()).add(s.axes)
-        alike = all(len(found) == 1 for found in axes.values())
-        return max(self._depth(p) for p in self.stage.parts) if alike else self._depth(part)
 
     # -------------------------------------------------------------------------------- what a value is called, and where it is
 
@@ -219,12 +211,20 @@ class _Rows:
         """One element along an axis of a tensor, by an index that a tensor gives or that is computed."""
         source, index = node.args[0], node.args[1]
         axis, name = node.params[0][0], source.params[0]
-        self.extra |= {f"{name}_stride_{axis}: tl.int64": None, f"size_{axis}: tl.int64": None}
-        axes = source.axes - {axis}
-        index_text = printer.text(index)
-        mask = self._mask(node.axes)
+        axes, mask = source.axes - {axis}, self._mask(node.axes)
         row = f"{name}_row" if name in self.rowed and not axes & self.reduced else self._address(name, axes)
+        if (by := self._shifted(node)) is not None:
+            at = "r" if by == 0 else f"r {'+' if by > 0 else '-'} {abs(by)}"
+            fill = printer.text(node.args[2]) if node.params[1] else 'float("nan")'
+            return f"rows.shifted({row}, {at}, {name}_reduced_strides, n_reduced, {mask}, {fill}, COMPUTE)"
+        self.extra |= {f"{name}_stride_{axis}: tl.int64": None, f"size_{axis}: tl.int64": None}
+        index_text = printer.text(index)
         return f"rows.take({row}, {index_text}, {name}_stride_{axis}, size_{axis}, {mask}, COMPUTE)"
+
+    def _shifted(self, node: Node) -> int | None:
+        """By how many elements of the row a read is shifted, if that is all: then it is a load like any other."""
+        found = shift(node)
+        return found[1] if found is not None and self.reduced == {found[0]} else None
 
     def axes_of(self, name: str) -> frozenset[str]:
         """The axes of a tensor in any variant."""
@@ -270,11 +270,12 @@ class _Rows:
         partial = self.stage.partial
         shareable = self._shareable()
         split = dict(self.parts) if shareable and not self.finishing and self._alike(shareable) else {}
-        free = any(self._depth(p) == 0 for p in parts)
+        free = any(depth(p) == 0 for p in parts)
         shared = (
             not self.finishing
             and not partial
-            and (bool(split) or free and all(p in shareable or self._depth(p) == 0 for p in parts))
+            and not self.scans
+            and (bool(split) or free and all(p in shareable or depth(p) == 0 for p in parts))
         )
 
         def merged(place: str, number: int) -> tuple[str, ...]:
@@ -282,7 +283,15 @@ class _Rows:
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
         once, body = merged("once", 0), merged("head", 0)
-        passes = [Pass(merged("start", p), merged("loop", p), merged("after", p)) for p in range(count)]
+        passes = [
+            Pass(
+                merged("start", p),
+                merged("loop", p),
+                merged("after", p),
+                any(n.params[2] for n in self.scans.get(p, ())),
+            )
+            for p in range(count)
+        ]
         tail = merged("tail", 0)
         lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
         asked = [n for n in used.asked if n not in reads]
@@ -326,10 +335,10 @@ class _Rows:
 
     def _sections(self, part: Part, printer: _RowPrinter, reads: Sequence[str]) -> _Sections:
         out = _Sections()
-        graph, last = part.graph, self._last(part)
+        graph, last = part.graph, last_pass(self.stage, part)
         roots = [s.node for s in part.stores]
         live = list(self._below(roots, printer.names))
-        bindings = self._with_taken(self._bindings(part), live)
+        bindings = self._with_own(part, live)
         owners = self._owners(part)
         given = set(printer.names)
         levels: dict[int, int] = {serial: 0 for serial in printer.names}
@@ -364,15 +373,16 @@ class _Rows:
         outputs, own = {t.name for t in graph.outputs}, {b.node.serial for b in graph.let}
         return (*(b for b in graph.bindings if b.name not in outputs or b.node.serial not in own), *graph.let)
 
-    def _with_taken(self, bindings: Sequence[Bound], live: Sequence[Node]) -> list[Bound]:
-        """The statements, with one for each element that is taken inside a formula: it is loaded by a statement of its own."""
-        named = {b.node.serial for b in bindings}
-        out = list(bindings)
+    def _with_own(self, part: Part, live: Sequence[Node]) -> list[Bound]:
+        """The statements, with one for each element that is taken inside a formula, and for each scan: each is a statement of
+        its own."""
+        out = list(self._bindings(part))
+        named = {b.node.serial for b in out}
         for node in live:
-            if node.op != "at" or node.serial in named:
+            if node.op not in ("at", "scan") or node.serial in named:
                 continue
             place = next((i for i, b in enumerate(out) if any(n is node for n in walk([b.node]))), len(out))
-            name = self._taken_name(node)
+            name = self._taken_name(node) if node.op == "at" else self._scan_name(node, part, out[place:])
             before = (
                 self.owner.order.get(out[place].name, len(self.owner.order))
                 if place < len(out)
@@ -382,6 +392,18 @@ class _Rows:
             self.owner.names.setdefault(name, name)
             out.insert(place, Bound(name, node, Span("", 0, 0, 0)))
         return out
+
+    def _scan_name(self, node: Node, part: Part, after: Sequence[Bound]) -> str:
+        """The name of a scan that no statement has: of what is stored if it is that, else of the statement it stands in."""
+        own = next((s for s in part.stores if s.node is node), None)
+        if own is not None:
+            return self._own(own)
+        owners = [self._name(b.name) for b in after[:1]]
+        owners += [self._own(s) for s in part.stores if any(n is node for n in walk([s.node]))]
+        key = (spell(node), "scan", 0)
+        if key not in self.temps:
+            self.temps[key] = self.owner.fresh(f"{owners[0]}_{node.params[0]}")
+        return self.temps[key]
 
     def _taken_name(self, node: Node) -> str:
         """The name of an element that is taken inside a formula; variants share it."""
@@ -422,16 +444,19 @@ class _Rows:
     def _head(self, out: _Sections, graph: Graph, live: list[Node], reads: Sequence[str]) -> None:
         """Where a row begins in each tensor, and loads of what has one value a row."""
         whole = self._whole_reads(live)
+        shifted = {n.args[0].params[0] for n in live if self._shifted(n) is not None}
         self.rowed = set()
         for name in reads:
             tensor = graph.tensors.get(name)
-            if tensor is None or name not in whole:
+            if tensor is None or name not in whole | shifted:
                 continue
             axes = frozenset(tensor.axes)
             if axes & self.reduced and axes & self.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
                 self.rowed.add(name)
                 out.add("head", 0, [Item(("load", f"{name}_row"), (text,))])
+            elif name not in whole:
+                continue
             elif self._once(tensor):
                 text = f"{name}_once = tl.load({self._address(name, axes)}, mask=within)"
                 out.add("once", 0, [Item(("load", name), (text,))])
@@ -463,12 +488,30 @@ class _Rows:
         comment = f"  # {bound.comment}" if bound.comment else ""
         return Item(("let", bound.name), (*(f"# {c}" for c in bound.above), f"{name} = {text}{comment}"))
 
-    def _elements(self, graph: Graph, printer: _RowPrinter, bindings: Iterable[Bound], reads: Sequence[str],
-                  roots: list[Node]) -> list[Item]:  # fmt: skip
+    def _scan(self, printer: _RowPrinter, bound: Bound) -> tuple[Item, Item]:
+        """How a scan begins, and its statement: a tile's part of it, and what the next step goes on from."""
+        node, name = bound.node, self._name(bound.name)
+        word, _, reverse, exclusive = node.params
+        kind = "COMPUTE" if node.kind == "float" else "tl.int64"
+        start = (
+            f"tl.{'full' if word == 'cumprod' else 'zeros'}([BLOCK_K, 1], {'1.0, ' if word == 'cumprod' else ''}{kind})"
+        )
+        words = [*(printer.text(a) for a in node.args), f"{name}_carry", "mask", "LOOP"]
+        words += ["REVERSE=True"] if reverse else []
+        words += ["EXCLUSIVE=True"] if exclusive else []
+        printer.names[node.serial] = name
+        line = f"{name}, {name}_carry = rows.{_SCANS[word]}({', '.join(words)})"
+        above = (*bound.above, *([bound.comment] if bound.comment else []))  # the line is long
+        return (
+            Item(("start", name), (f"{name}_carry = {start}",)),
+            Item(("let", bound.name), (*(f"# {c}" for c in above), line)),
+        )
+
+    def _elements(self, out: _Sections, number: int, graph: Graph, printer: _RowPrinter, bindings: Iterable[Bound],
+                  reads: Sequence[str], roots: list[Node]) -> None:  # fmt: skip
         """Loads and statements of one pass; the names they give hold in this pass alone."""
         live = list(self._below(roots, printer.names))
         reached, whole = {n.serial for n in live}, self._whole_reads(live)
-        out = []
         for name in reads:
             tensor = graph.tensors.get(name)
             if tensor is None or not frozenset(tensor.axes) & self.reduced or name not in whole:
@@ -479,7 +522,7 @@ class _Rows:
             text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
             if self._once(tensor):
                 text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
-            out.append(Item(("load", name), (f"{self._name(name)} = {text}",)))
+            out.add("loop", number, [Item(("load", name), (f"{self._name(name)} = {text}",))])
         for bound in bindings:
             node = bound.node
             if (
@@ -488,14 +531,18 @@ class _Rows:
                 and node.op not in ("const", "read")
                 and node.serial not in printer.names
             ):
-                out.append(self._statement(printer, bound))
-        return out
+                if node.op == "scan":
+                    start, line = self._scan(printer, bound)
+                    out.add("start", number, [start])
+                else:
+                    line = self._statement(printer, bound)
+                out.add("loop", number, [line])
 
     def _pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
               number: int, reductions: list[tuple[Node, str]]) -> None:  # fmt: skip
         before = dict(printer.names)
         if not self.finishing:
-            out.add("loop", number, self._elements(graph, printer, bindings, reads, [n.args[0] for n, _ in reductions]))
+            self._elements(out, number, graph, printer, bindings, reads, [n.args[0] for n, _ in reductions])
         finished = []
         for node, name in reductions:
             acc = f"{name}_acc"
@@ -503,6 +550,9 @@ class _Rows:
             start, step, finish = _reduction(
                 node, name, acc, part if self.finishing else printer.text(node.args[0]), self.finishing
             )
+            if (chosen := _chosen(node)) is not None and not self.finishing:
+                hit, value = (printer.text(n) for n in chosen)
+                step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
             self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
                 self.owner.use(f"math.{node.params[0]}imum")
@@ -549,7 +599,8 @@ class _Rows:
         tiles = [s for s in part.stores if s.axes & self.reduced]
         before = dict(printer.names)
         roots = [s.node for s in tiles]
-        out.add("loop", number, self._elements(part.graph, printer, bindings, reads, roots) if tiles else [])
+        if tiles:
+            self._elements(out, number, part.graph, printer, bindings, reads, roots)
         for store in tiles:
             out.add("loop", number, self._store(printer, store))
         printer.names = before
@@ -588,10 +639,27 @@ def _part(node: Node, acc: str, finish: str) -> str:
     return f"rows.total({acc})" if node.params[0] == "mean" else finish.partition(" = ")[2].lstrip("~")
 
 
+def _chosen(node: Node) -> tuple[Node, Node] | None:
+    """The condition and the value where a reduction is of those elements alone for which a condition holds."""
+    x = node.args[0]
+    if node.kind != "int" or node.params[0] not in EXTREMES or x.op != "where" or x.args[2].op != "const":
+        return None
+    return (x.args[0], x.args[1]) if x.args[2].params[0] == EXTREMES[node.params[0]] else None
+
+
+def _atom(text: str) -> str:
+    return text if text.isidentifier() or re.fullmatch(r"[\w.]+\([^()]*\)", text) else f"({text})"
+
+
+def _wide(text: str) -> str:
+    """An integer in 64 bits, as what an extreme of them begins with has."""
+    return f"{_atom(text)}.to(tl.int64)"
+
+
 def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:
     """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
-    truth = value if value.isidentifier() or again else f"({value})"
+    truth = value if again else _atom(value)
     if again and node.args[0].kind == "bool":
         if word == "sum":
             return (
@@ -625,12 +693,13 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
             f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, mask)",
             f"{name} = rows.logarithm({name}_top, {acc})",
         )
-    neutral = _NEUTRAL[word]
-    taken = f"tl.where(mask, {value}, {neutral})"
+    whole = node.kind == "int"
+    neutral, dtype = (_WHOLE if whole else _NEUTRAL)[word], "tl.int64" if whole else "COMPUTE"
+    taken = f"tl.where(mask, {_wide(value) if whole and word in EXTREMES else value}, {neutral})"
     if word in ("sum", "mean"):
         end = f"rows.mean({acc}, n_reduced)" if word == "mean" else f"rows.total({acc})"
-        return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)", f"{acc} += {taken}", f"{name} = {end}"
-    start = f"{acc} = tl.full([BLOCK_K, BLOCK_R], {neutral}, COMPUTE)"
+        return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], {dtype})", f"{acc} += {taken}", f"{name} = {end}"
+    start = f"{acc} = tl.full([BLOCK_K, BLOCK_R], {neutral}, {dtype})"
     if word == "prod":
         return start, f"{acc} *= {taken}", f"{name} = rows.product({acc})"
     return (

@@ -7,7 +7,7 @@ Takes typed graphs, returns them with `var` and the like written out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from codegen.ir import Bound, Builder, Graph, Node, Target, spell, walk
@@ -17,6 +17,8 @@ from codegen.stages import NoStage
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "logsumexp")
 """Those that a kernel does itself; the others are written in terms of them."""
+EXTREMES = {"max": -(2**63), "min": 2**63 - 1}
+"""What integers begin with: nothing is less, or more."""
 
 
 def expanded(graphs: Iterable[Graph]) -> tuple[Graph, ...]:
@@ -70,7 +72,24 @@ def _written_out(b: Builder, node: Node) -> Node | None:
         total = b.reduce("sum", b.op("mul", off, off), axes)
         free = b.op("sub", b.size(axes), node.args[1])
         return b.op("div", total, b.op("maximum", free, 0))
+    if name in ("argmax", "argmin"):
+        return _place(b, name[3:], x, axes)
     raise NoStage(f"`{name}` has no kernel yet")
+
+
+def _place(b: Builder, extreme: str, x: Node, axes: Sequence[str]) -> Node:
+    """Where the first of the largest (smallest) elements stands, row-major over the axes: the least of their indices. A NaN is
+    larger than any, and smaller."""
+    top = b.reduce(extreme, x, axes)
+    hit = b.op("eq", x, top)
+    if x.kind == "float":
+        hit = b.op("or", hit, b.op("isnan", x))  # beside a NaN nothing equals the largest, which is NaN
+    place: Node | None = None
+    for axis in sorted(axes, key=list(b.axes).index):
+        here = b.index(axis)
+        place = here if place is None else b.op("add", b.op("mul", place, b.size((axis,))), here)
+    assert place is not None
+    return b.reduce("min", b.op("where", hit, place, EXTREMES["min"]), axes)
 
 
 def _taken(b: Builder, x: Node, axis: str, index: Node, fill: tuple[Node, ...]) -> Node:

@@ -19,7 +19,7 @@ from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
-from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, stored_tensor, telling
+from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, scans, shift, stored_tensor, telling
 from codegen.variants import Atom, Variant, atoms
 from codegen.verify import Verdict
 
@@ -204,7 +204,11 @@ def _reason(graph: Graph, stages: Sequence[Stage]) -> str:
 
 
 def _needs_elements(graphs: Iterable[tuple[Variant, Graph]]) -> bool:
-    return any(n.op == "reduce" and n.params[0] in ("max", "min") for _, g in graphs for n in walk(g.roots()))
+    return any(
+        n.op == "reduce" and n.params[0] in ("max", "min", "argmax", "argmin")
+        for _, g in graphs
+        for n in walk(g.roots())
+    )
 
 
 def _outputs(graph: Graph) -> Iterable[Store]:
@@ -274,21 +278,37 @@ def _check_rows(stage: Stage) -> None:
             if store.partial and store.axes != stage.reduced:
                 raise _NoSchedule(f"the gradient of `{store.gradient}` is summed over part of the rows")
             for node in walk([store.node]):
-                if node.op == "at" and not _takeable(node):
+                if node.op == "at" and not _takeable(node, stage):
                     raise _NoSchedule(
-                        "`at` of what is no float tensor of the caller, by several axes, or with a `fill` that is not NaN"
+                        "`at` of what is no float tensor of the caller, by several axes, or with a `fill` that is not NaN "
+                        "where it is no shift along the row"
                     )
+                if node.op == "scan":
+                    _check_scan(node, stage, part.graph)
                 if node.op == "size" and not all(
                     a.isidentifier() or a in _beside(stage, node.params) for a in node.params
                 ):
                     raise _NoSchedule(f"`size({', '.join(node.params)})` has no parameter")
-                if node.op in ("dot", "scan", "add_at", "stack", "uniform", "sum_to"):
-                    raise _NoSchedule(f"`{node.params[0] if node.op == 'scan' else node.op}` in rows has no kernel yet")
+                if node.op in ("dot", "add_at", "stack", "uniform", "sum_to"):
+                    raise _NoSchedule(f"`{node.op}` in rows has no kernel yet")
+    scans(stage)
 
 
-def _takeable(node: Node) -> bool:
-    """Whether one element of a tensor is taken: where its index is out of range there is NaN."""
+def _check_scan(node: Node, stage: Stage, graph: Graph) -> None:
+    """A scan needs the order of the elements along its axis: that of a row of one axis, which no memory order changes."""
+    axis = node.params[1]
+    if graph.axes[axis].pack or axis == "...":
+        raise _NoSchedule(f"`{node.params[0]}` along a pack, whose axes a kernel takes in the order of memory")
+    if stage.reduced != {axis}:
+        raise _NoSchedule(f"`{node.params[0]}` along `{axis}` beside reductions over other axes")
+
+
+def _takeable(node: Node, stage: Stage) -> bool:
+    """Whether one element of a tensor is taken: where its index is out of range there is NaN, or beside a row anything."""
     fill = node.args[2:]
+    by = shift(node)
+    if by is not None and stage.reduced == {by[0]}:
+        return node.kind == node.args[0].kind == "float"
     nan = all(f.op == "const" and f.params[0] != f.params[0] for f in fill)
     return node.args[0].op == "read" and len(node.params[0]) == 1 and nan and node.kind == "float"
 

@@ -76,6 +76,77 @@ class Stage:
         return self.kept | self.reduced
 
 
+# ---------------------------------------------------------------------------------------------- passes over a row
+
+
+def level(node: Node, known: dict[int, int]) -> int:
+    """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
+    for part in walk([node]):
+        if part.serial not in known:
+            most = max((known[a.serial] for a in part.args), default=0)
+            known[part.serial] = most + (part.op == "reduce")
+    return known[node.serial]
+
+
+def depth(part: Part) -> int:
+    """How many passes over a row come before the last."""
+    levels: dict[int, int] = {}
+    return max((level(s.node, levels) for s in part.stores), default=0)
+
+
+def last_pass(stage: Stage, part: Part) -> int:
+    """The pass that stores: the same for all variants if their results have the same axes, so that each is stored in one place."""
+    axes: dict[str, set[frozenset[str]]] = {}
+    for p in stage.parts:
+        for s in p.stores:
+            axes.setdefault(s.name, set()).add(s.axes)
+    alike = all(len(found) == 1 for found in axes.values())
+    return max(depth(p) for p in stage.parts) if alike else depth(part)
+
+
+def scans(stage: Stage) -> dict[int, list[Node]]:
+    """The scans of each pass over a row that has some. A pass walks one way: all of its scans must go it."""
+    out: dict[int, list[Node]] = {}
+    for part in stage.parts:
+        last, levels = last_pass(stage, part), dict[int, int]()
+        depth_of = {n.serial: level(n, levels) for n in walk([s.node for s in part.stores])}
+        reductions = [n for n in walk([s.node for s in part.stores]) if n.op == "reduce"]
+        for number in range(last + 1):
+            roots = [n.args[0] for n in reductions if depth_of[n.serial] == number + 1]
+            roots += [s.node for s in part.stores if s.axes & stage.reduced] if number == last else []
+            seen = set[int]()
+            while roots:
+                node = roots.pop()
+                if node.serial not in seen and node.axes & stage.reduced:
+                    seen.add(node.serial)
+                    roots += node.args
+                    if node.op == "scan":
+                        out.setdefault(number, []).append(node)
+    for found in out.values():
+        if len({n.params[2] for n in found}) > 1:
+            names = " and ".join(dict.fromkeys(f"`{spell(n)}`" for n in found))
+            raise NoStage(f"{names} go over a row from different ends in one pass")
+    return out
+
+
+def shift(node: Node) -> tuple[str, int] | None:
+    """The axis and the number of elements by which a read is shifted: `at(x, N=index(N) + 1, fill=0)`."""
+    if node.op != "at" or node.args[0].op != "read" or len(node.params[0]) != 1:
+        return None
+    (axis,), index = node.params[0], node.args[1]
+    here = ("index", (axis,))
+    if (index.op, index.params) == here:
+        return axis, 0
+    if index.op not in ("add", "sub"):
+        return None
+    a, b = index.args
+    if (a.op, a.params) == here and b.op == "const":
+        return axis, b.params[0] if index.op == "add" else -b.params[0]
+    if (b.op, b.params) == here and a.op == "const" and index.op == "add":
+        return axis, a.params[0]
+    return None
+
+
 def telling(
     atoms: Iterable[Atom], every: Sequence[Variant], part: Sequence[Variant], what: str
 ) -> tuple[tuple[Atom, tuple[Value, ...]], ...]:
@@ -316,6 +387,8 @@ def _frontier(root: Node, place: _Place, known: Mapping[int, _Place]) -> Iterabl
         own = known[node.serial]
         earlier = own.axes is not None and (own.level < place.level or own.axes != place.axes)
         if earlier and own.axes is not None and not node.axes & own.axes and node is not root:
+            yield node
+        elif earlier and node.op == "scan" and node is not root:  # it has elements there, and is stored as a whole
             yield node
         elif earlier and node.op == "reduce" and node is not root:
             raise NoStage(

@@ -25,6 +25,10 @@ from .ops.amin import Amin as Amin
 from .ops.amin import amin as amin
 from .ops.any import Any as Any
 from .ops.any import any as any
+from .ops.argmax import Argmax as Argmax
+from .ops.argmax import argmax as argmax
+from .ops.argmin import Argmin as Argmin
+from .ops.argmin import argmin as argmin
 from .ops.asin import Asin as Asin
 from .ops.asin import asin as asin
 from .ops.asinh import Asinh as Asinh
@@ -81,6 +85,10 @@ from .ops.cross_entropy import CrossEntropy as CrossEntropy
 from .ops.cross_entropy import cross_entropy as cross_entropy
 from .ops.cross_entropy_soft import CrossEntropySoft as CrossEntropySoft
 from .ops.cross_entropy_soft import cross_entropy_soft as cross_entropy_soft
+from .ops.cumprod import Cumprod as Cumprod
+from .ops.cumprod import cumprod as cumprod
+from .ops.cumsum import Cumsum as Cumsum
+from .ops.cumsum import cumsum as cumsum
 from .ops.div import Div as Div
 from .ops.div import div as div
 from .ops.dyt import Dyt as Dyt
@@ -159,6 +167,8 @@ from .ops.leaky_relu import LeakyRelu as LeakyRelu
 from .ops.leaky_relu import leaky_relu as leaky_relu
 from .ops.lerp import Lerp as Lerp
 from .ops.lerp import lerp as lerp
+from .ops.linear_recurrence import LinearRecurrence as LinearRecurrence
+from .ops.linear_recurrence import linear_recurrence as linear_recurrence
 from .ops.log import Log as Log
 from .ops.log import log as log
 from .ops.log1p import Log1p as Log1p

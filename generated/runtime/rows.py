@@ -41,6 +41,15 @@ def columns(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
+def last_step(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Where the last step over a row begins: a walk from its end begins there."""
+    if LOOP:
+        return (n_reduced - 1) // BLOCK_R * BLOCK_R
+    else:
+        return 0
+
+
+@triton.jit
 def column_share(n_reduced, span, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
     """First and last element of this program's share of a row; all of it where it fits in a tile."""
     if LOOP:
@@ -66,6 +75,17 @@ def take(row, index, stride, size, mask, COMPUTE: tl.constexpr):
     """The element of a row at an index; NaN where the index is out of range, so that no neighbour's row is read."""
     there = mask & (index >= 0) & (index < size)
     return tl.load(row + index * stride, mask=there, other=float("nan")).to(COMPUTE)
+
+
+@triton.jit
+def shifted(row, at, strides, n_reduced, mask, fill, COMPUTE: tl.constexpr):
+    """The elements of a row at shifted columns; `fill` where the row has none."""
+    there = mask & (at >= 0) & (at < n_reduced)
+    if strides is None:
+        value = tl.load(row + at, mask=there)
+    else:  # a row of one axis has one stride
+        value = tl.load(row + at * strides[0], mask=there)
+    return tl.where(there, value.to(COMPUTE), fill)
 
 
 # ---------------------------------------------------------------------------------------------- ends of reductions
@@ -101,7 +121,9 @@ def _times(a, b):
 @triton.jit
 def largest(acc):
     """The largest; NaN where there is one, which `tl.max` would drop on a GPU."""
-    if INTERPRETED:  # it reduces by functions of its own one by one
+    if acc.dtype.is_int():
+        return tl.max(acc, axis=1, keep_dims=True)
+    elif INTERPRETED:  # it reduces by functions of its own one by one
         nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
         return tl.where(nan > 0, float("nan"), tl.max(acc, axis=1, keep_dims=True))
     else:
@@ -111,7 +133,9 @@ def largest(acc):
 @triton.jit
 def smallest(acc):
     """The smallest; NaN where there is one."""
-    if INTERPRETED:
+    if acc.dtype.is_int():
+        return tl.min(acc, axis=1, keep_dims=True)
+    elif INTERPRETED:
         nan = tl.max((acc != acc).to(tl.int32), axis=1, keep_dims=True)
         return tl.where(nan > 0, float("nan"), tl.min(acc, axis=1, keep_dims=True))
     else:
@@ -143,6 +167,115 @@ def product(acc):
 def holds(acc):
     """Whether one of them holds."""
     return tl.max(acc.to(tl.int32), axis=1, keep_dims=True) > 0
+
+
+# ---------------------------------------------------------------------------------------------- scans
+# Each takes a tile and what the steps before it came to, [BLOCK_K, 1], and returns the tile's part of the scan and what
+# the next step goes on from. What came before joins the first element: a NaN reaches what follows it and nothing else.
+
+
+@triton.jit
+def _first(value, REVERSE: tl.constexpr):
+    """[1, BLOCK_R]: whether a scan begins at this column of the tile."""
+    columns: tl.constexpr = value.shape[1]
+    return tl.arange(0, columns)[None, :] == (columns - 1 if REVERSE else 0)
+
+
+@triton.jit
+def _begun(value, first, REVERSE: tl.constexpr):
+    """The tile with another first element."""
+    return tl.where(_first(value, REVERSE), first, value)
+
+
+@triton.jit
+def _end(scanned, REVERSE: tl.constexpr):
+    """The element that a scan comes to last, [BLOCK_K, 1]."""
+    return tl.sum(tl.where(_first(scanned, not REVERSE), scanned, 0), axis=1, keep_dims=True)
+
+
+@triton.jit
+def _moved(value, by, other, REVERSE: tl.constexpr):
+    """Each element's `by`-th predecessor, in the interpreter, which scans by functions of its own one by one."""
+    columns: tl.constexpr = value.shape[1]
+    column = tl.arange(0, columns)[None, :] + tl.zeros_like(value).to(tl.int32)
+    source = column + by if REVERSE else column - by
+    there = (source >= 0) & (source < columns)
+    return tl.where(there, tl.gather(value, tl.where(there, source, 0), 1), other)
+
+
+@triton.jit
+def _add_before(sum_a, before_a, sum_b, before_b):
+    return sum_a + sum_b, sum_a + before_b
+
+
+@triton.jit
+def _multiply_before(product_a, before_a, product_b, before_b):
+    return product_a * product_b, product_a * before_b
+
+
+@triton.jit
+def _follow(factor_a, state_a, factor_b, state_b):
+    return factor_a * factor_b, factor_b * state_a + state_b
+
+
+@triton.jit
+def running_sum(value, carry, mask, LOOP: tl.constexpr, REVERSE: tl.constexpr = False, EXCLUSIVE: tl.constexpr = False):
+    """The sum of all elements up to each; EXCLUSIVE: of all before it."""
+    value = tl.where(mask, value, 0)
+    if LOOP:
+        value = _begun(value, carry + value, REVERSE)
+    if not EXCLUSIVE:
+        through = tl.cumsum(value, axis=1, reverse=REVERSE)
+        out = through
+    elif INTERPRETED:
+        through = tl.cumsum(value, axis=1, reverse=REVERSE)
+        out = _moved(through, 1, carry, REVERSE)
+    else:
+        before = _begun(tl.zeros_like(value), carry, REVERSE)
+        through, out = tl.associative_scan((value, before), 1, _add_before, reverse=REVERSE)
+    if LOOP:
+        carry = _end(through, REVERSE)
+    return out, carry
+
+
+@triton.jit
+def running_product(
+    value, carry, mask, LOOP: tl.constexpr, REVERSE: tl.constexpr = False, EXCLUSIVE: tl.constexpr = False
+):
+    """The product of all elements up to each; EXCLUSIVE: of all before it."""
+    value = tl.where(mask, value, 1)
+    if LOOP:
+        value = _begun(value, carry * value, REVERSE)
+    if not EXCLUSIVE:
+        through = tl.cumprod(value, axis=1, reverse=REVERSE)
+        out = through
+    elif INTERPRETED:
+        through = tl.cumprod(value, axis=1, reverse=REVERSE)
+        out = _moved(through, 1, carry, REVERSE)
+    else:
+        before = _begun(tl.full(value.shape, 1, value.dtype), carry, REVERSE)
+        through, out = tl.associative_scan((value, before), 1, _multiply_before, reverse=REVERSE)
+    if LOOP:
+        carry = _end(through, REVERSE)
+    return out, carry
+
+
+@triton.jit
+def recurrence(a, b, carry, mask, LOOP: tl.constexpr, REVERSE: tl.constexpr = False):
+    """b plus a times what it came to before, which is 0 at first."""
+    factor, state = tl.where(mask, a, 1).to(carry.dtype), tl.where(mask, b, 0).to(carry.dtype)
+    state = _begun(state, factor * carry + state, REVERSE)
+    if INTERPRETED:
+        step = 1
+        while step < state.shape[1]:
+            state += factor * _moved(state, step, 0.0, REVERSE)
+            factor *= _moved(factor, step, 1.0, REVERSE)
+            step *= 2
+    else:
+        factor, state = tl.associative_scan((factor, state), 1, _follow, reverse=REVERSE)
+    if LOOP:
+        carry = _end(state, REVERSE)
+    return state, carry
 
 
 # ---------------------------------------------------------------------------------------------- sums over the rows
