@@ -149,23 +149,13 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         *(b.name for _, g in graphs for b in (*g.bindings, *g.update_let, *g.let)),
         *(a.name for a in op.attrs),
     }
-    targets = [
-        (
-            v,
-            g,
-            [
-                *_outputs(g),
-                *(
-                    Store(n, node, node.axes, node.kind)
-                    for n, node in _kept(g, saved)
-                    if n in {r.name for r in residuals(op, g)}
-                ),
-            ],
-        )
-        for v, g in graphs
-    ]
-    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
     later = [(v, *_reading(g, saved)) for v, g in graphs if g.gradients]
+    again = {v: _reads(t.node for t in g.gradients if t.node is not None) for v, g, _ in later}
+    targets = [
+        (v, g, [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved) if n in again.get(v, ()))])
+        for v, g in graphs
+    ]  # fmt: skip
+    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
     exact = _exacting(op, graphs, True)
     summed = any(t.node is not None and t.node.op == "sum_to" for _, g in graphs for t in g.gradients)
     if not later:
@@ -194,9 +184,9 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     _check_choices(op, graphs, asked)
     reads = {n for s in backward for n in s.reads}
     cotangents = {f"d{o.name}" for o in op.outputs}
-    again = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
+    residual = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
-        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, again, tuple(saved.values()),
+        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residual, tuple(saved.values()),
         tuple(t for n, t in handed.items() if n not in saved), needs_elements=_needs_elements(original),
     )  # fmt: skip
 

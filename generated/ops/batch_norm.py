@@ -102,10 +102,18 @@ def batch_norm_forward(
             c1 * running_var + momentum * unbiased,
             mask=exists,
         )
+    if weight_ptr is not None and not training:
+        if mu_ptr is not None:
+            tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), running_mean, mask=exists)
+    elif training:
         if mu_ptr is not None:
             tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu_mean, mask=exists)
+    if training:
         if spread_ptr is not None:
             tl.store(spread_ptr + offset(k, k_at, spread_kept_strides), spread_mean, mask=exists)
+    else:
+        if spread_ptr is not None:
+            tl.store(spread_ptr + offset(k, k_at, spread_kept_strides), running_var, mask=exists)
 
 
 @triton.jit
