@@ -140,7 +140,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "needs_elements": plan.needs_elements, "updates": [(n, _when(w)) for n, w in m.updates], "buffers": [_tensor(t) for t in op.buffers], "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "runtime": [n for n, there in (("host", "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)])), ("rows", "rows" in nests)) if there],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
-        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": [*plan.residuals, *m.present], "gradients": plan.gradients,
+        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],

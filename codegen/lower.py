@@ -317,7 +317,7 @@ class Lowering:
         self.questions: dict[str, str] = {}
         """The atom that each name of a choice asks for."""
         self.imports: dict[str, None] = {}
-        self.rounded: set[int] = set()
+        self.rounded: set[Node] = set()
         """Quotients that must be IEEE's."""
         self.present: list[str] = []
         self.count = "n"
@@ -365,7 +365,7 @@ class Lowering:
         return sorted([*lines, *renamed], key=lambda line: natural(line.split(",")[0].split(" ")[0]))
 
     def exact_division(self, node: Node) -> bool:
-        return node.serial in self.rounded
+        return node in self.rounded
 
     def scalar(self, node: Node, used: Used) -> str:
         """The parameter that carries a host value, computed in float64 before the launch."""
@@ -634,7 +634,7 @@ class Lowering:
         for _, graph in self.plan.graphs:
             for node in walk(graph.roots()):
                 if node.op in _ROUNDING or (node.op == "cast" and node.params[0] == "int"):
-                    self.rounded |= {a.serial for a in node.args if a.op == "div" and not a.host}
+                    self.rounded |= {a for a in node.args if a.op == "div" and not a.host}
 
     def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
                 items: Callable[[Graph, Printer, Collection[str]], list[Item]]) -> tuple[Used, list[str]]:  # fmt: skip

@@ -156,7 +156,7 @@ class _Rows:
         for part in self.stage.parts:
             for node in walk([*(s.node for s in part.stores), *(b.node for b in _statements(part.graph))]):
                 if node.op == "div" and not node.host and node.kind == "float" and not self._tile(node):
-                    self.owner.rounded.add(node.serial)
+                    self.owner.rounded.add(node)
 
     def _tile(self, node: Node) -> bool:
         return bool(node.axes & self.reduced)

@@ -188,9 +188,9 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     _check_choices(op, graphs, asked)
     reads = {n for s in backward for n in s.reads}
     cotangents = {f"d{o.name}" for o in op.outputs}
-    again = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
+    residual = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
-        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, again, tuple(saved.values()),
+        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residual, tuple(saved.values()),
         tuple(t for n, t in handed.items() if n not in saved), needs_elements=_needs_elements(original),
     )  # fmt: skip
 

@@ -189,7 +189,7 @@ class GroupNorm(RuntimeOp):
     inputs = (Tensor("x", "B, (G K), ...", arg="input"),)
     params = (Tensor("weight", "(G K)", optional=True), Tensor("bias", "(G K)", optional=True))
     outputs = (Tensor("y", "B, (G K), ..."),)
-    residuals = ("x", "weight", "mu", "rstd", "weight", "bias")
+    residuals = ("x", "weight", "mu", "rstd", "bias")
     gradients = ("x", "weight", "bias")
     kinds = {"num_groups": "int", "eps": "float"}
     sized = {"G": "num_groups"}

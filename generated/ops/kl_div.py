@@ -111,7 +111,6 @@ def kl_div_backward(
     for start in range(first, last, BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
-        mask = exists & within
         x = tl.load(x_ptr + offset(r, r_at, x_reduced_strides), mask=within).to(COMPUTE)
         target = tl.load(target_ptr + offset(r, r_at, target_reduced_strides), mask=within).to(COMPUTE)
         if reduction == "none":

@@ -70,7 +70,6 @@ def nll_loss_forward(
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
-        mask = exists & within
         if weight_ptr is not None and (reduction == "mean" or reduction == "sum"):
             target = tl.load(target_ptr + offset(r, r_at, target_reduced_strides), mask=within)
             kept = target != ignore_index

@@ -122,20 +122,12 @@ def poisson_nll_loss_backward(
             by_target = -x
         else:
             by_target = -log(x + eps, HALF)
-        if (
-            (reduction == "mean" and log_input and full)
-            or (reduction == "sum" and log_input and full)
-            or (reduction == "sum" and not log_input and full)
-        ):
-            beyond = tl.where(target > 1, log(target, HALF) + divide(scalar(0.5, COMPUTE), target), 0)
-        elif full:
+        if full:
             beyond = tl.where(target > 1, log(target, HALF) + 0.5 / target, 0)
         if log_input:
             dx = g * (exp(x, HALF) - target)
-        elif reduction == "mean" or reduction == "sum" or full:
-            dx = g * (1 - target / (x + eps))
         else:
-            dx = g * (1 - divide(target, x + eps))
+            dx = g * (1 - target / (x + eps))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:

@@ -200,19 +200,10 @@ def triplet_margin_loss_backward(
             w = positive - negative + eps
         if P_IS_2:
             slope_u = u / near
+            slope_v = v / far
         else:
             slope_u = sign(u) * pow(tl.abs(u) / near, c4)
-        if P_IS_2:
-            slope_v = v / far
-        elif (
-            (reduction == "mean" and not swap)
-            or (reduction == "mean" and swap)
-            or (reduction == "none" and not swap)
-            or (reduction == "sum" and swap)
-        ):
             slope_v = sign(v) * pow(tl.abs(v) / far, c4)
-        else:
-            slope_v = sign(v) * pow(divide(tl.abs(v), far), c4)
         if P_IS_2 and swap:
             slope_w = w / other
         elif swap:

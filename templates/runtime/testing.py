@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 _LAYOUTS = ("transposed", "sliced", "expanded", "channels last")
 _BROADCASTS = ("row", "column", "outer", "zero dims", "leading", "tall")
+_THOROUGH = ("empty", "matrix", "row")
+"""Layouts that are combined with every choice of attrs."""
 
 
 class Formula:
@@ -92,6 +94,14 @@ class Case:
         placed = self._instance().axis_position()
         self.placed = placed[0] if placed else ""
 
+    def combinations(self, attrs: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+        """Layouts with attrs to run them with: some layouts with all of them, each other with one in turn."""
+        out: list[tuple[str, Mapping[str, Any]]] = []
+        for k, layout in enumerate(self.layouts):
+            whole = len(attrs) <= 2 or layout in _THOROUGH
+            out += [(layout, a) for a in (attrs if whole else (attrs[k % len(attrs)],))]
+        return out
+
     # -------------------------------------------------------------------------------- inputs
 
     def _shape(self, tensor: Tensor, pack: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,12 +113,13 @@ class Case:
                 shape.append(math.prod(f or 3 for f in dim.fixed))
         return tuple(shape)  # a pack that `dim` places is a part of `...`
 
-    def _values(self, tensor: Tensor, shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
+    def _values(self, tensor: Tensor, shape: tuple[int, ...], dtype: str, seed: int, below: int = 3) -> torch.Tensor:
+        """Random elements within the domain; of a tensor that indexes an axis, `below` the extent of that, which is 3 here."""
         generator = torch.Generator().manual_seed(seed)
         if "bool" in (tensor.dtype, dtype) and "bool" in tensor.dtypes:
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
         if tensor.indexes:
-            return torch.randint(0, 3, shape, generator=generator).to(DEVICE)  # named axes have 3
+            return torch.randint(0, below, shape, generator=generator).to(DEVICE)
         if tensor.dtype in ("int", *INTS) or (dtype in INTS and dtype in tensor.dtypes):
             low, high = self.domains.get(tensor.name, (-9, 9))
             whole = torch.randint(int(max(low, -9)), int(min(high, 9)) + 1, shape, generator=generator)
