@@ -20,6 +20,7 @@ from codegen.ir import ATOM, INFIX, Bound, Graph, Node, Tensor, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
 from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
+from codegen.spec import PACK
 from codegen.stages import Part, Stage, Store, depth, last_pass, level, scans, shift
 
 _SCANS = {"cumsum": "running_sum", "cumprod": "running_product", "linear": "recurrence"}
@@ -193,8 +194,9 @@ class _Rows:
         return " * ".join(words) or "1"
 
     def _extent(self, axis: str) -> str:
-        self.extra[f"size_{axis}: tl.int64"] = None
-        return f"size_{axis}"
+        name = "others" if axis == PACK else axis
+        self.extra[f"size_{name}: tl.int64"] = None
+        return f"size_{name}"
 
     def coordinate(self, axis: str) -> str:
         """Where an element lies along an axis."""
@@ -263,7 +265,7 @@ class _Rows:
         owner, used = self.owner, Used()
         reads = list(self.stage.reads)
         if self.finishing:  # the elements were read by the first kernel
-            reads = [n for n in reads if not self.axes_of(n) & self.reduced]
+            reads = [n for n in reads if not self.axes_of(n) & self.reduced or n in self._taken_of_rows(parts)]
         self.parts = {}
         sections = {p.variant: self._sections(p, _RowPrinter(self, p.graph, used), reads) for p in parts}
         stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
@@ -317,6 +319,11 @@ class _Rows:
             f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
             tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
         )  # fmt: skip
+
+    def _taken_of_rows(self, parts: Sequence[Part]) -> set[str]:
+        """The tensors of which one element a row is taken."""
+        nodes = [n for p in parts for n in walk([s.node for s in p.stores]) if n.op == "at" and not self._tile(n)]
+        return {n.args[0].params[0] for n in nodes}
 
     def _alike(self, parts: Sequence[Part]) -> bool:
         """Whether all of them reduce to the same names: a program has one set of them."""
@@ -451,6 +458,8 @@ class _Rows:
             if tensor is None or name not in whole | shifted:
                 continue
             axes = frozenset(tensor.axes)
+            if axes & self.reduced and self.finishing:
+                continue
             if axes & self.reduced and axes & self.kept:
                 text = f"{name}_row = {name}_ptr + offset(k, k_at, {name}_kept_strides)"
                 self.rowed.add(name)

@@ -44,6 +44,8 @@ class OpPlan:
     """What a stage stores for a later one."""
     sliced: tuple[str, ...] = ()
     """Axes of fixed extent, read and written part by part."""
+    refused: tuple[tuple[Variant, Graph], ...] = ()
+    """Variants that the spec's conditions rule out."""
     needs_elements: bool = False
     """Whether a reduction has no identity: there must be something to reduce."""
 
@@ -89,12 +91,18 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
         return None
     try:
         _check_effects(op)
-        plan = _plan(op, verdict.graphs)
+        allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
+        plan = _plan(op, allowed)
+        plan = replace(plan, refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)))
         return plan
     except (_NoSchedule, NoStage) as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
         return None
+
+
+def _ruled_out(graph: Graph) -> bool:
+    return any(node.op == "const" and not node.params[0] for _, node in graph.requires)
 
 
 def _check_effects(op: OpSpec) -> None:
@@ -191,7 +199,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     residual = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
         op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residual, tuple(saved.values()),
-        tuple(t for n, t in handed.items() if n not in saved), needs_elements=_needs_elements(original),
+        tuple(handed.values()), needs_elements=_needs_elements(original),
     )  # fmt: skip
 
 
@@ -285,10 +293,6 @@ def _check_rows(stage: Stage) -> None:
                     )
                 if node.op == "scan":
                     _check_scan(node, stage, part.graph)
-                if node.op == "size" and not all(
-                    a.isidentifier() or a in _beside(stage, node.params) for a in node.params
-                ):
-                    raise _NoSchedule(f"`size({', '.join(node.params)})` has no parameter")
                 if node.op in ("dot", "add_at", "stack", "uniform", "sum_to"):
                     raise _NoSchedule(f"`{node.op}` in rows has no kernel yet")
     scans(stage)
@@ -311,11 +315,6 @@ def _takeable(node: Node, stage: Stage) -> bool:
         return node.kind == node.args[0].kind == "float"
     nan = all(f.op == "const" and f.params[0] != f.params[0] for f in fill)
     return node.args[0].op == "read" and len(node.params[0]) == 1 and nan and node.kind == "float"
-
-
-def _beside(stage: Stage, axes: Sequence[str]) -> frozenset[str]:
-    """Those of the axes that a kernel has the number of together."""
-    return frozenset[str]().union(*(part for part in (stage.kept, stage.reduced) if part <= frozenset(axes)))
 
 
 def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: Sequence[Atom]) -> None:

@@ -147,6 +147,8 @@ from .ops.huber_loss import HuberLoss as HuberLoss
 from .ops.huber_loss import huber_loss as huber_loss
 from .ops.hypot import Hypot as Hypot
 from .ops.hypot import hypot as hypot
+from .ops.instance_norm import InstanceNorm as InstanceNorm
+from .ops.instance_norm import instance_norm as instance_norm
 from .ops.isfinite import Isfinite as Isfinite
 from .ops.isfinite import isfinite as isfinite
 from .ops.isinf import Isinf as Isinf
@@ -217,6 +219,8 @@ from .ops.mse_loss import MseLoss as MseLoss
 from .ops.mse_loss import mse_loss as mse_loss
 from .ops.mul import Mul as Mul
 from .ops.mul import mul as mul
+from .ops.multi_margin_loss import MultiMarginLoss as MultiMarginLoss
+from .ops.multi_margin_loss import multi_margin_loss as multi_margin_loss
 from .ops.multilabel_soft_margin_loss import MultilabelSoftMarginLoss as MultilabelSoftMarginLoss
 from .ops.multilabel_soft_margin_loss import multilabel_soft_margin_loss as multilabel_soft_margin_loss
 from .ops.nan_to_num import NanToNum as NanToNum

@@ -247,7 +247,7 @@ class BatchNorm(RuntimeOp):
     def choices(self) -> dict[str, object]:
         return {**super().choices(), "training": self.attrs["training"]}
 
-    def require_sizes(self, size: Callable[..., int]) -> None:
+    def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
         if self.attrs["training"] and not (size("...", "B") >= 2):
             raise ValueError("batch_norm requires size(B, ...) >= (2 if training else 0)")
 

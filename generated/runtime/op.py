@@ -96,8 +96,9 @@ class RuntimeOp:
                     f"{self.name}: `{name}` is {value!r:.40}; it takes {_KINDS[kind.partition('*')[0].rstrip('?')]}"
                 )
 
-    def require_sizes(self, size: Callable[..., int]) -> None:
-        """Raises ValueError where extents are not as the spec requires; `size` has the product of the extents of axes and packs."""
+    def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
+        """Raises ValueError where tensors are not as the spec requires: `size` has the product of the extents of axes and packs,
+        `there` whether a tensor is given."""
 
     def passes(self) -> dict[str, str]:
         """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
@@ -115,18 +116,19 @@ class RuntimeOp:
         found = self._plans.get(key)
         if found is None:
             self._check_dtypes(given)
-        if type(self).require_sizes is not RuntimeOp.require_sizes:  # attrs beside the extents are no part of the key
-            self._require_sizes(given)
+        if type(self).require_given is not RuntimeOp.require_given:  # attrs beside the extents are no part of the key
+            self._require_given(given)
         if found is None:
             found = self._remember(key, self._plan_forward(given))
         if found.compute in INTS:
             self._check_integral(found.compute, given)
         return found
 
-    def _require_sizes(self, given: Mapping[str, Given]) -> None:
+    def _require_given(self, given: Mapping[str, Given]) -> None:
         there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
         extents = self.extents(self.bind(there, given), there)
-        self.require_sizes(lambda *axes: math.prod(n for a, n in extents.items() if a[0] in axes))
+        names = {t.name for t in there}
+        self.require_given(lambda *axes: math.prod(n for a, n in extents.items() if a[0] in axes), names.__contains__)
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         compute = self.compute_dtype(given)

@@ -90,7 +90,7 @@ class Rowwise(Stage):
         }
         taken = self.kernel.abi.names
         partial = [n for n in call.outputs if f"{n}_part_ptr" in taken and f"{n}_ptr" not in taken]
-        launch = self._launch(call, bound, space, partial, {a[0]: n for a, n in extents.items()})
+        launch = self._launch(call, bound, space, partial, _sizes(extents))
         if launch.grid[0] == 0:
             return
         if partial:
@@ -232,7 +232,8 @@ class Rowwise(Stage):
                     if strides is not None:
                         values[f"{part}_sizes"] = layout.divisors(sizes[part])
             if param.name.startswith("size_"):
-                values[param.name] = sizes_of[param.name[5:]]
+                axis = param.name.removeprefix("size_")
+                values[param.name] = sizes_of.get("..." if axis == "others" else axis, 1)
             elif param.name.endswith("_index_strides"):
                 side = "reduced" if param.name.removesuffix("_index_strides") in self.reduced else "kept"
                 steps = [bound[param.name[:-8]].strides.get(g[-1], 0) for g in groups[side]]
@@ -269,6 +270,14 @@ class Rowwise(Stage):
         if len(steps) > layout.RANK:
             raise TooManyDims(f"{call.op.name}: {len(steps)} dims that do not merge; a kernel takes {layout.RANK}")
         return tuple((*steps, 0, 0, 0, 0)[: layout.RANK])
+
+
+def _sizes(extents: Mapping[Axis, int]) -> dict[str, int]:
+    """How many elements each axis or pack has."""
+    out: dict[str, int] = {}
+    for axis, extent in extents.items():
+        out[axis[0]] = out.get(axis[0], 1) * extent
+    return out
 
 
 @dataclass(frozen=True)

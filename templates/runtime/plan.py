@@ -156,7 +156,7 @@ class Call:
 
     def allocated(self, name: str, meta: Meta) -> None:
         """Takes in what a stage has allocated."""
-        own = {t.name for t in self.op.scratch}
+        own = {t.name for t in self.op.scratch} - {t.name for t in self.op.saved}
         (self.scratch if name in own else self.outputs)[name] = meta
         self.given[name] = meta
 
