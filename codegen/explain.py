@@ -19,7 +19,7 @@ from codegen.rewrite import tidy
 from codegen.safety import check_safety
 from codegen.schedule import OpPlan, bytes_per_element, flops, schedule
 from codegen.spec import OpSpec
-from codegen.stages import Stage
+from codegen.stages import Stage, scans
 from codegen.verify import Verdict, verify_op
 
 _ITEMS = (("bf16", 2), ("f32", 4))
@@ -207,6 +207,15 @@ def _rows(plan: OpPlan, text: StageText) -> list[str]:
     lines = [
         f"  rows along ({along}), one for each of ({each}): a row is read once where it fits in a tile, else {'once' if count == 1 else f'{count} times'}"
     ]
+    names = {
+        b.node.serial: b.name for p in stage.parts for b in (*p.graph.bindings, *p.graph.let) if b.node.op != "read"
+    }
+    for number, found in scans(stage).items():
+        of = ", ".join(dict.fromkeys(names.get(n.serial) or spell(n, names) for n in found))
+        end = "from the last element back" if found[0].params[2] else "from the first element on"
+        lines.append(
+            f"  pass {number + 1} goes {end}, for {of}: a tile at a time, and what it came to is carried to the next"
+        )
     if text.finish is not None:
         lines.append(
             f"  few long rows are shared by several programs: 2 launches, the second, {text.finish.name}, adds up what each has"

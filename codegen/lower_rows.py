@@ -579,11 +579,13 @@ class _Rows:
         stated_as = next((name for n, name in owners if n is node), None)
         if stated_as is not None and stated_as not in self.mixed:
             return stated_as
-        owner = next(((n, name) for n, name in owners if any(part is node for part in self._below([n], known))), None)
-        assert owner is not None
+        stated = {n.serial for n, _ in owners} | given
+        owner = next(
+            (n, name) for n, name in owners
+            if any(part is node for part in self._below([n], (stated | {*known}) - {n.serial}))
+        )  # fmt: skip
         if owner[0] is node:
             return self._temp(owner[1], node.params[0], 0)
-        stated = {n.serial for n, _ in owners} | given
         alike = [
             n for n in self._below([owner[0]], stated - {owner[0].serial})
             if n.op == "reduce" and n.params[0] == node.params[0] and n.serial not in stated

@@ -19,7 +19,7 @@ from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
-from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, scans, shift, stored_tensor, telling
+from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, shift, stored_tensor, telling
 from codegen.variants import Atom, Variant, atoms
 from codegen.verify import Verdict
 
@@ -205,10 +205,14 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
 
 def _reason(graph: Graph, stages: Sequence[Stage]) -> str:
     """What the loops run along."""
+    ops = {n.op for s in stages if s.nest == "rows" for p in s.parts for n in walk([x.node for x in p.stores])}
+    what = " and ".join(w for op, w in (("reduce", "reductions"), ("scan", "scans")) if op in ops) or "reductions"
     over = dict.fromkeys(", ".join(a for a in graph.axes if a in s.reduced) for s in stages if s.nest == "rows")
     if len(over) == 1:
-        return f"its reductions are all over ({next(iter(over))}): a program has whole rows, one value of the other axes each"
-    return f"its reductions are over {' and '.join(f'({o})' for o in over)}: a stage of rows along each"
+        return (
+            f"its {what} are all over ({next(iter(over))}): a program has whole rows, one value of the other axes each"
+        )
+    return f"its {what} are over {' and '.join(f'({o})' for o in over)}: a stage of rows along each"
 
 
 def _needs_elements(graphs: Iterable[tuple[Variant, Graph]]) -> bool:
@@ -295,7 +299,6 @@ def _check_rows(stage: Stage) -> None:
                     _check_scan(node, stage, part.graph)
                 if node.op in ("dot", "add_at", "stack", "uniform", "sum_to"):
                     raise _NoSchedule(f"`{node.op}` in rows has no kernel yet")
-    scans(stage)
 
 
 def _check_scan(node: Node, stage: Stage, graph: Graph) -> None:

@@ -105,7 +105,7 @@ def last_pass(stage: Stage, part: Part) -> int:
 
 
 def scans(stage: Stage) -> dict[int, list[Node]]:
-    """The scans of each pass over a row that has some. A pass walks one way: all of its scans must go it."""
+    """The scans of each pass over a row that has some; all of them go one way, for those that do not are in other stages."""
     out: dict[int, list[Node]] = {}
     for part in stage.parts:
         last, levels = last_pass(stage, part), dict[int, int]()
@@ -122,10 +122,7 @@ def scans(stage: Stage) -> dict[int, list[Node]]:
                     roots += node.args
                     if node.op == "scan":
                         out.setdefault(number, []).append(node)
-    for found in out.values():
-        if len({n.params[2] for n in found}) > 1:
-            names = " and ".join(dict.fromkeys(f"`{spell(n)}`" for n in found))
-            raise NoStage(f"{names} go over a row from different ends in one pass")
+    assert all(len({n.params[2] for n in found}) == 1 for found in out.values())
     return out
 
 
@@ -165,10 +162,12 @@ def telling(
 
 @dataclass(frozen=True)
 class _Place:
-    """Which stage a value belongs to: how many sets of reduced axes lie below it, and the last of them."""
+    """Which stage a value belongs to: how many sets of reduced axes lie below it, the last of them, and from which end its scans
+    go over a row."""
 
     level: int = 0
     axes: frozenset[str] | None = None
+    reverse: bool | None = None
 
 
 def stored_tensor(name: str, role: str, node: Node, graph: Graph) -> Tensor:
@@ -218,15 +217,26 @@ def places(roots: Iterable[Node], lift: Mapping[frozenset[str], int] | None = No
         below = [out[a.serial] for a in node.args]
         level = max((p.level for p in below), default=0)
         sets = {p.axes for p in below if p.level == level and p.axes is not None}
+        ways = {p.reverse for p in below if p.level == level and p.reverse is not None}
         if node.op in ("reduce", "scan"):
             own = frozenset(node.params[1]) if node.op == "reduce" else frozenset({node.params[1]})
-            level += not sets <= {own}
-            out[node.serial] = _Place(max(level, (lift or {}).get(own, 0)), own)
-        elif len(sets) > 1:
+            way = {node.params[2]} if node.op == "scan" else ways
+            above = max(level + (not (sets <= {own} and ways <= way)), (lift or {}).get(own, 0))
+            way = way if node.op == "scan" or above == level else set()
+            out[node.serial] = _Place(above, own, next(iter(way), None))
+        elif len(sets) > 1 or len(ways) > 1:
             out[node.serial] = _Place(level + 1)
         else:
-            out[node.serial] = _Place(level, next(iter(sets), None))
-    return out
+            out[node.serial] = _Place(level, next(iter(sets), None), next(iter(ways), None))
+    return {serial: _Place(p.level, p.axes, _way(out, p)) for serial, p in out.items()}
+
+
+def _way(known: Mapping[int, _Place], place: _Place) -> bool | None:
+    """From which end a stage goes over a row; what has no scan below it is in the first that there is."""
+    if place.reverse is not None or place.axes is None:
+        return place.reverse
+    ways = {p.reverse for p in known.values() if (p.level, p.axes) == (place.level, place.axes)} - {None}
+    return min(ways, default=None, key=bool)
 
 
 @dataclass
@@ -253,7 +263,8 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
     sums = _sums(variants, main, lift)
     cuts = [_assign(v, g, stores, main, lift, sums, taken) for v, g, stores in variants]
     stages = sorted(
-        {p for c in cuts for p in c.stores}, key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()))
+        {p for c in cuts for p in c.stores},
+        key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()), bool(p.reverse)),
     )
     handed = {t.name: t for c in cuts for reads in c.handed.values() for t in reads.values()}
     out: list[Stage] = []
@@ -336,7 +347,11 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
         out.setdefault(place, []).append(store)
     bound = {s.node.serial: s.name for s in reversed((*graph.bindings, *graph.update_let, *graph.let))}
     handed: dict[_Place, dict[int, Tensor]] = {}
-    pending = sorted(out, key=lambda p: -p.level)
+
+    def later(place: _Place) -> tuple[int, bool]:
+        return -place.level, not place.reverse
+
+    pending = sorted(out, key=later)
     while pending:
         place = pending.pop(0)
         for store in out[place]:
@@ -349,7 +364,7 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
                 handed.setdefault(place, {})[node.serial] = stored_tensor(name, "scratch", node, graph)
                 home = known[node.serial]
                 if home not in out:
-                    pending = sorted([*pending, home], key=lambda p: -p.level)
+                    pending = sorted([*pending, home], key=later)
                 if all(s.name != name for s in out.setdefault(home, [])):
                     out[home].append(Store(name, node, node.axes, node.kind))
     return _Cut(variant, graph, out, handed)
@@ -362,9 +377,11 @@ def _home(store: Store, known: Mapping[int, _Place], main: Mapping[int, frozense
         inner, axes = known[store.node.args[0].serial], frozenset(store.node.params[1])
         along = inner.axes if inner.axes is not None else main.get(inner.level)
         if along is not None and along == store.axes and not axes & along:
-            return _Place(inner.level, along), replace(store, node=store.node.args[0], partial=True)
+            own = _Place(inner.level, along, inner.reverse)
+            return replace(own, reverse=_way(known, own)), replace(store, node=store.node.args[0], partial=True)
     if place.axes is None:
         place = _Place(place.level, main.get(place.level))
+        place = replace(place, reverse=_way(known, place))
     return place, store
 
 
@@ -385,7 +402,9 @@ def _frontier(root: Node, place: _Place, known: Mapping[int, _Place]) -> Iterabl
             continue
         seen.add(node.serial)
         own = known[node.serial]
-        earlier = own.axes is not None and (own.level < place.level or own.axes != place.axes)
+        earlier = own.axes is not None and (
+            own.level < place.level or (own.axes, own.reverse) != (place.axes, place.reverse)
+        )
         if earlier and own.axes is not None and not node.axes & own.axes and node is not root:
             yield node
         elif earlier and node.op == "scan" and node is not root:  # it has elements there, and is stored as a whole

@@ -194,13 +194,14 @@ def _end(scanned, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _moved(value, by, other, REVERSE: tl.constexpr):
-    """Each element's `by`-th predecessor, in the interpreter, which scans by functions of its own one by one."""
+def _before(value, by, REVERSE: tl.constexpr):
+    """Each element's `by`-th predecessor, and whether it has one; for the interpreter, which scans by functions of its own one
+    by one."""
     columns: tl.constexpr = value.shape[1]
     column = tl.arange(0, columns)[None, :] + tl.zeros_like(value).to(tl.int32)
     source = column + by if REVERSE else column - by
     there = (source >= 0) & (source < columns)
-    return tl.where(there, tl.gather(value, tl.where(there, source, 0), 1), other)
+    return tl.gather(value, tl.where(there, source, 0), 1), there
 
 
 @triton.jit
@@ -229,7 +230,8 @@ def running_sum(value, carry, mask, LOOP: tl.constexpr, REVERSE: tl.constexpr = 
         out = through
     elif INTERPRETED:
         through = tl.cumsum(value, axis=1, reverse=REVERSE)
-        out = _moved(through, 1, carry, REVERSE)
+        before, there = _before(through, 1, REVERSE)
+        out = tl.where(there, before, carry)
     else:
         before = _begun(tl.zeros_like(value), carry, REVERSE)
         through, out = tl.associative_scan((value, before), 1, _add_before, reverse=REVERSE)
@@ -251,7 +253,8 @@ def running_product(
         out = through
     elif INTERPRETED:
         through = tl.cumprod(value, axis=1, reverse=REVERSE)
-        out = _moved(through, 1, carry, REVERSE)
+        before, there = _before(through, 1, REVERSE)
+        out = tl.where(there, before, carry)
     else:
         before = _begun(tl.full(value.shape, 1, value.dtype), carry, REVERSE)
         through, out = tl.associative_scan((value, before), 1, _multiply_before, reverse=REVERSE)
@@ -268,8 +271,10 @@ def recurrence(a, b, carry, mask, LOOP: tl.constexpr, REVERSE: tl.constexpr = Fa
     if INTERPRETED:
         step = 1
         while step < state.shape[1]:
-            state += factor * _moved(state, step, 0.0, REVERSE)
-            factor *= _moved(factor, step, 1.0, REVERSE)
+            before, there = _before(state, step, REVERSE)
+            state = tl.where(there, factor * before + state, state)
+            before, there = _before(factor, step, REVERSE)
+            factor = tl.where(there, before * factor, factor)
             step *= 2
     else:
         factor, state = tl.associative_scan((factor, state), 1, _follow, reverse=REVERSE)

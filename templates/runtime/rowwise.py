@@ -67,7 +67,7 @@ class Rowwise(Stage):
         if not call.backward:
             self._refuse_empty(call, extents)
         if space.count == 0 and call.backward:
-            call.zeros += [n for n in names if math.prod(call.outputs[n].shape)]
+            call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
         elif any(math.prod(self._meta(call, n).shape) for n in self._written(call)):
             self._launches(call, space)
 

@@ -91,7 +91,7 @@ CASES = {
     "requires of a tensor": (swap("  outputs", "  requires: x > 0\n  outputs"), 3, 13, "not-on-the-host", ""),
     "reference that is none": (swap("  schedule", "  reference: torch.exp(q)\n  schedule"), 7, 14, "bad-reference", "argument"),
     "undetermined axis": (swap("{y: [..., N]}", "{y: [..., N, M]}"), 3, 25, "undetermined-axis", ""),
-    "no schedule": (swap("x * 2", "cumsum(x, N)").replace("dy * 2", "auto").replace("  schedule: none\n", ""), 1, 7, "no-schedule", "schedule: none"),
+    "no schedule": (swap("x * 2", "cumsum(x, ...)").replace("dy * 2", "auto").replace("  schedule: none\n", ""), 1, 7, "no-schedule", "schedule: none"),
 }  # fmt: skip
 
 

@@ -30,8 +30,25 @@ def planned(folder: Path, inputs: str, outputs: str, forward: str, more: str = "
 
 WHOLE = "{x: [A, B, C]}"
 REFUSED = {
-    "a scan beside it": (WHOLE, "{y: [A, B]}", "y = sum(cumsum(x, C), C)", "`cumsum` in rows has no kernel yet"),
-    "no kernel": (WHOLE, "{y: [A, B]}", "y = cast(argmax(x, C), float) * sum(x, C)", "`argmax` has no kernel yet"),
+    "a scan along a pack": (
+        "{x: [A, C...]}",
+        "{y: [A, C...]}",
+        "y = cumsum(x, C)",
+        "`cumsum` along a pack, whose axes",
+    ),
+    "a scan that is kept": (
+        WHOLE,
+        "{y: [A, B, C]}",
+        "|\n    s = cumsum(x, C)\n    y = s * s",
+        "keeps `s`, which is as large",
+    ),
+    "a shift of a formula": (
+        WHOLE,
+        "{y: [A, B, C]}",
+        "y = at(x * x, C=index(C) - 1, fill=0) / sum(x, C)",
+        "`at` of what is no",
+    ),
+    "another fill": ("{x: [A, C]}", "{y: [A]}", "y = at(x, C=index(A), fill=1) * sum(x, C)", "that is not NaN"),
     "broadcast": ("{x: [...], w: [...]}", "{y: [...]}", "y = x * w / sum(w, ...)", "is a sum, and"),
 }
 
@@ -65,6 +82,39 @@ def test_a_row_is_walked_as_often_as_its_reductions_depend_on_each_other(
     assert plan is not None, text
     kernel = lowered(plan).forward[0].kernel
     assert isinstance(kernel, RowKernel) and len(kernel.passes) == passes
+
+
+def stages(folder: Path, inputs: str, outputs: str, forward: str) -> tuple[list[str], list[str]]:
+    """How the passes of each kernel go, forwards and in the backward."""
+    plan, text = planned(folder, inputs, outputs, forward)
+    assert plan is not None, text
+    module = lowered(plan)
+    return tuple(
+        ["".join("<" if p.reverse else ">" for p in s.kernel.passes) for s in half]
+        for half in (module.forward, module.backward)
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("forward", "ways"), [
+    ("y = cumsum(x, C)", ([">"], ["<"])), ("y = cumsum(x, C, reverse=True)", (["<"], [">"])),
+    ("y = cumsum(cumsum(x, C), C)", ([">"], ["<"])),  # one after the other in one pass
+    ("y = cumsum(cumsum(x, C), B)", ([">", ">"], ["<", "<"])),  # along different axes
+    ("y = cumsum(x, C) - cumsum(x, C, reverse=True)", ([">", "<", ">"], [">", "<", ">"])),
+    ("y = cumprod(x, C)", ([">"], [">", "<", ">"])),  # derived: what is before times what is after
+    ("|\n    s = sum(cumsum(x, C), C)\n    y = x / s", ([">>"], ["><"])),
+], ids=str)  # fmt: skip
+def test_scans_of_opposite_ends_are_stages_of_their_own(
+    forward: str, ways: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    assert stages(tmp_path, WHOLE, "{y: [A, B, C]}", forward) == ways
+
+
+def test_rows_that_are_scanned_have_one_program_each(tmp_path: Path) -> None:
+    """What would be shared by several is not: each step goes on from the one before."""
+    for outputs, forward in (("{y: [A, B, C]}", "y = 2 * cumsum(x, C)"), ("{y: [A, B]}", "y = sum(cumsum(x, C), C)")):
+        plan, text = planned(tmp_path, WHOLE, outputs, forward)
+        assert plan is not None, text
+        assert all("span: tl.int64" not in k.params for k in lowered(plan).kernels)
 
 
 def test_statistics_with_a_name_are_kept_and_others_computed_again(tmp_path: Path) -> None:

@@ -58,7 +58,34 @@ def case(name: str) -> Case:
     return Case(getattr(generated, name), op_class(name), domains)
 
 
+def recurrence(a: Any, b: Any, dim: int) -> Any:
+    """b plus a times what came before, step by step."""
+    out: list[Any] = []
+    for one, more in zip(*(v.unbind(dim) for v in (a, b))):
+        out.append(more + one * (out[-1] if out else 0))
+    return torch.stack(out, dim) if out else a * b
+
+
+def flat(function: Any, x: Any, dim: Any, keepdim: bool) -> Any:
+    """What takes one dim, over several: row-major."""
+    if not isinstance(dim, tuple):
+        return function(x, dim, keepdim)
+    dims = sorted(d % x.dim() for d in dim)
+    y = function(x.movedim(dims, list(range(-len(dims), 0))).flatten(x.dim() - len(dims)), -1)
+    return y[tuple(None if d in dims else slice(None) for d in range(x.dim()))] if keepdim else y
+
+
+OWN = {
+    "linear_recurrence": recurrence,
+    "argmax": lambda x, dim, keepdim: flat(torch.argmax, x, dim, keepdim),
+    "argmin": lambda x, dim, keepdim: flat(torch.argmin, x, dim, keepdim),
+}
+"""What torch lacks, or has for one dim alone."""
+
+
 def reference(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Any:
+    if name in OWN:
+        return OWN[name](**given, **attrs)
     return eval(specs()[name].reference, {"torch": torch, **given, **attrs})  # noqa: S307
 
 
