@@ -20,7 +20,7 @@ from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
 from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, stored_tensor, telling
-from codegen.variants import Atom, Variant, atoms
+from codegen.variants import Atom, Value, Variant, atoms
 from codegen.verify import Verdict
 
 _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
@@ -150,11 +150,17 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         *(a.name for a in op.attrs),
     }
     later = [(v, *_reading(g, saved)) for v, g in graphs if g.gradients]
-    again = {v: _reads(t.node for t in g.gradients if t.node is not None) for v, g, _ in later}
-    targets = [
-        (v, g, [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved) if n in again.get(v, ()))])
-        for v, g in graphs
-    ]  # fmt: skip
+    asked = atoms(op, Report())
+    again: dict[tuple[Value, ...], set[str]] = {}
+    for v, g, _ in later:  # which cotangents there are the forward cannot know
+        read = _reads(t.node for t in g.gradients if t.node is not None)
+        again.setdefault(_without_cotangents(v, asked), set()).update(read)
+
+    def kept(variant: Variant, graph: Graph) -> Iterable[Store]:
+        names = again.get(_without_cotangents(variant, asked), set())
+        return (Store(n, node, node.axes, node.kind) for n, node in _kept(graph, saved) if n in names)
+
+    targets = [(v, g, [*_outputs(g), *kept(v, g)]) for v, g in graphs]
     forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
     exact = _exacting(op, graphs, True)
     summed = any(t.node is not None and t.node.op == "sum_to" for _, g in graphs for t in g.gradients)
@@ -176,7 +182,6 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         )
         backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped)
         handed |= more
-    asked = atoms(op, Report())
     for stage in (*forward, *backward):
         _check_rows(stage)
         every = [v for v, g in graphs if stage.suffix.startswith("forward") or g.gradients]
@@ -236,6 +241,11 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                 raise _NoSchedule(f"the backward keeps `{r.name}`, which is as large as the operands")
             out.setdefault(r.name, stored_tensor(r.name, "saved", node, graph))
     return out
+
+
+def _without_cotangents(variant: Variant, asked: Iterable[Atom]) -> tuple[Value, ...]:
+    """What a variant has chosen before anything is differentiated."""
+    return tuple(variant[a.key] for a in asked if a.kind != "cotangent")
 
 
 def _kept(graph: Graph, saved: Mapping[str, Tensor]) -> Iterable[tuple[str, Node]]:

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 @triton.jit
 def add_layer_norm_forward(
     x_ptr, x_kept_strides, x_reduced_strides, residual_ptr, residual_kept_strides, residual_reduced_strides,
-    weight_ptr, weight_reduced_strides, bias_ptr, bias_reduced_strides, dy_ptr, s_ptr, s_kept_strides,
-    s_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, mu_ptr, mu_kept_strides, rstd_ptr,
-    rstd_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, eps: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    weight_ptr, weight_reduced_strides, bias_ptr, bias_reduced_strides, s_ptr, s_kept_strides, s_reduced_strides,
+    y_ptr, y_kept_strides, y_reduced_strides, mu_ptr, mu_kept_strides, rstd_ptr, rstd_kept_strides, kept_sizes,
+    reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, eps: tl.float64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -80,11 +79,10 @@ def add_layer_norm_forward(
             y = centred * rstd
         tl.store(s_ptr + offset(k, k_at, s_kept_strides) + offset(r, r_at, s_reduced_strides), s, mask=mask)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides) + offset(r, r_at, y_reduced_strides), y, mask=mask)
-    if dy_ptr is not None:
-        if mu_ptr is not None:
-            tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu, mask=exists)
-        if rstd_ptr is not None:
-            tl.store(rstd_ptr + offset(k, k_at, rstd_kept_strides), rstd, mask=exists)
+    if mu_ptr is not None:
+        tl.store(mu_ptr + offset(k, k_at, mu_kept_strides), mu, mask=exists)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + offset(k, k_at, rstd_kept_strides), rstd, mask=exists)
 
 
 @triton.jit
