@@ -20,7 +20,7 @@ from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, OpSpec
 from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, shift, stored_tensor, telling
-from codegen.variants import Atom, Variant, atoms
+from codegen.variants import Atom, Value, Variant, atoms
 from codegen.verify import Verdict
 
 _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
@@ -157,17 +157,19 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         *(b.name for _, g in graphs for b in (*g.bindings, *g.update_let, *g.let)),
         *(a.name for a in op.attrs),
     }
-    wanted_by = _reading_again(op, graphs)
-    targets = [
-        (
-            v,
-            g,
-            [*_outputs(g), *(Store(n, node, node.axes, node.kind) for n, node in _kept(g, saved) if n in wanted_by[v])],
-        )
-        for v, g in graphs
-    ]
-    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
     later = [(v, *_reading(g, saved)) for v, g in graphs if g.gradients]
+    asked = atoms(op, Report())
+    again: dict[tuple[Value, ...], set[str]] = {}
+    for v, g, _ in later:  # which cotangents there are the forward cannot know
+        read = _reads(t.node for t in g.gradients if t.node is not None)
+        again.setdefault(_without_cotangents(v, asked), set()).update(read)
+
+    def kept(variant: Variant, graph: Graph) -> Iterable[Store]:
+        names = again.get(_without_cotangents(variant, asked), set())
+        return (Store(n, node, node.axes, node.kind) for n, node in _kept(graph, saved) if n in names)
+
+    targets = [(v, g, [*_outputs(g), *kept(v, g)]) for v, g in graphs]
+    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
     exact = _exacting(op, graphs, True)
     summed = any(t.node is not None and t.node.op == "sum_to" for _, g in graphs for t in g.gradients)
     if not later:
@@ -188,7 +190,6 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         )
         backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped)
         handed |= more
-    asked = atoms(op, Report())
     for stage in (*forward, *backward):
         _check_rows(stage)
         every = [v for v, g in graphs if stage.suffix.startswith("forward") or g.gradients]
@@ -258,15 +259,9 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
     return out
 
 
-def _reading_again(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[Variant, set[str]]:
-    """What the backward reads, by variant of the forward: which cotangents there will be it does not know."""
-    told = {a.key for a in atoms(op, Report()) if a.kind != "cotangent"}
-    graphs = tuple(graphs)
-    known: dict[tuple[object, ...], set[str]] = {}
-    for variant, graph in graphs:
-        key = tuple(x for k, x in variant.values if k in told)
-        known.setdefault(key, set()).update(r.name for r in residuals(op, graph))
-    return {v: known[tuple(x for k, x in v.values if k in told)] for v, _ in graphs}
+def _without_cotangents(variant: Variant, asked: Iterable[Atom]) -> tuple[Value, ...]:
+    """What a variant has chosen before anything is differentiated."""
+    return tuple(variant[a.key] for a in asked if a.kind != "cotangent")
 
 
 def _kept(graph: Graph, saved: Mapping[str, Tensor]) -> Iterable[tuple[str, Node]]:

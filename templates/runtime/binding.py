@@ -63,7 +63,7 @@ def interpreted() -> bool:
 
 
 def debugging() -> bool:
-    """`PULLBACK_DEBUG=1`: outputs and scratch are filled with NaN before they are written."""
+    """`PULLBACK_DEBUG=1`: what kernels write is filled with NaN before, and indices are checked."""
     return os.environ.get("PULLBACK_DEBUG", "0") == "1"
 
 
@@ -156,6 +156,28 @@ def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.
         raise ValueError(f"{op.name}: `{public[first[0]]}` is on {device}; kernels run on CUDA and ROCm devices")
 
 
+def _check_indices(op: RuntimeOp, given: Mapping[str, Any], lib: _Torch) -> None:
+    """Raises IndexError where a tensor of indices has one that is out of range. It waits for the device: for debugging alone."""
+    tensors = [
+        t for t in op.tensors if t.indexes and isinstance(given.get(t.name), lib.torch.Tensor) and given[t.name].numel()
+    ]
+    if not tensors:
+        return
+    extents = {a[0]: n for o in op.bind(op.tensors, _metas(given, lib)).values() for a, n in o.extents.items()}
+    for tensor in tensors:
+        values, size = given[tensor.name], extents[tensor.indexes]
+        wrong = (values < 0) | (values >= size)
+        other = ""
+        if tensor.unless:
+            wrong &= values != op.attrs[tensor.unless]
+            other = f", or `{op.named.get(tensor.unless, tensor.unless)}`, which is {op.attrs[tensor.unless]}"
+        if wrong.any():
+            place = tuple(wrong.nonzero()[0].tolist())
+            raise IndexError(
+                f"{op.name}: `{tensor.public}` is {values[place].item()} at {place}; it takes 0 to {size - 1}{other}"
+            )
+
+
 def _metas(given: Mapping[str, Any], lib: _Torch) -> dict[str, Given]:
     return {
         n: Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, lib.torch.Tensor) else v
@@ -213,6 +235,8 @@ def _dense(op: RuntimeOp, given: dict[str, Any], lib: _Torch) -> dict[str, Any]:
 def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = False) -> tuple[torch.Tensor, ...]:
     """The outputs; `saving` also what the forward keeps for the backward, behind them."""
     plan, given = _planned(op, op.plan_forward, given, lib)
+    if debugging():
+        _check_indices(op, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     handed = {t.name for t in op.scratch}
     outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
