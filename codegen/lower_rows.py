@@ -268,13 +268,10 @@ class _Rows:
         stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
         partial = self.stage.partial
         shareable = self._shareable()
-        split = dict(self.parts) if shareable and not self.finishing and self._alike(shareable) else {}
-        free = any(self._depth(p) == 0 for p in parts)
-        shared = (
-            not self.finishing
-            and not partial
-            and (bool(split) or free and all(p in shareable or self._depth(p) == 0 for p in parts))
-        )
+        free = [p for p in parts if self._depth(p) == 0]
+        whole_rows = bool(partial) or self.finishing or any(p not in shareable and p not in free for p in parts)
+        split = dict(self.parts) if shareable and not whole_rows and self._alike(shareable) else {}
+        shared = bool(split or free) and not whole_rows
 
         def merged(place: str, number: int) -> tuple[str, ...]:
             return tuple(owner.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))

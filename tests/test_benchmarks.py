@@ -465,7 +465,7 @@ def test_rows_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operands, "sets_for", staticmethod(lambda *a: 2))
     monkeypatch.setattr(rows, "CLASSES", (96,))
     cell = rows.cells(("cross_entropy",), (256, 64), ("f32",), ("eager",), 5 * 96 * 4 / 2**20)[0]
-    (given, _) = rows.operands(cell, device="cpu")
+    given, _ = rows.operands(cell, device="cpu")
     assert given["x"].shape == (5, 96) and given["target"].shape == (5,) and 0 <= int(given["target"].min())
     found = rows.measure(cell, Clock(), 1e6, "cpu")
     assert [r["direction"] for r in found] == ["forward", "backward", "training"] and not any(r["wrong"] for r in found)

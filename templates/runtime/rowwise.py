@@ -108,9 +108,9 @@ class Rowwise(Stage):
         return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
 
     def _spread(self, launch: Launch) -> Launch:
-        """Without a reduction programs may share the elements of a row as they are."""
+        """Without a reduction programs may share the elements of a row as they are; under some choices there may be one."""
         names = launch.kernel.abi.names
-        if "span" not in names or any(n.endswith("_part_ptr") for n in names):
+        if "span" not in names or self.finish is None and any(n.endswith("_part_ptr") for n in names):
             return launch
         values = launch.values
         span = cdiv(cdiv(values["n_reduced"], self._shares(launch)), values["BLOCK_R"]) * values["BLOCK_R"]
