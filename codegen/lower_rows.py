@@ -114,9 +114,21 @@ def level(node: Node, known: dict[int, int]) -> int:
     """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
     for part in walk([node]):
         if part.serial not in known:
-            most = max((known[a.serial] for a in part.args), default=0)
+            top = largest_of(part)
+            most = max((known[a.serial] for a in (part if top is None else top).args), default=0)
             known[part.serial] = most + (part.op == "reduce")
     return known[node.serial]
+
+
+def largest_of(node: Node) -> Node | None:
+    """Of `sum(exp(x - max(x, N)), N)` that maximum: one pass knows both, for what was added up before a larger x came is scaled
+    down when it comes."""
+    if node.op != "reduce" or node.params[0] != "sum" or node.args[0].op != "exp":
+        return None
+    off = node.args[0].args[0]
+    top = off.args[1] if off.op == "sub" else node
+    alike = top.op == "reduce" and top.params == ("max", node.params[1]) and top.args == off.args[:1]
+    return top if alike else None
 
 
 class _Rows:
@@ -172,6 +184,7 @@ class _Rows:
         return tuple(
             p for p in self.stage.parts
             if self._depth(p) == 1 and not any(s.axes & self.reduced for s in p.stores)
+            and not any(largest_of(n) for n in walk([s.node for s in p.stores]))
         )  # fmt: skip
 
     def _depth(self, part: Part) -> int:
@@ -489,17 +502,25 @@ class _Rows:
 
     def _pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
               number: int, reductions: list[tuple[Node, str]]) -> None:  # fmt: skip
-        before = dict(printer.names)
+        before, names = dict(printer.names), {n.serial: name for n, name in reductions}
+        tops = {n.serial: top for n, _ in reductions if (top := largest_of(n)) is not None and top.serial in names}
+        beside = {top.serial for top in tops.values()}
+        values = {n.serial: tops.get(n.serial, n).args[0] for n, _ in reductions}
         if not self.finishing:
-            out.add("loop", number, self._elements(graph, printer, bindings, reads, [n.args[0] for n, _ in reductions]))
+            out.add("loop", number, self._elements(graph, printer, bindings, reads, list(values.values())))
         finished = []
         for node, name in reductions:
             acc = f"{name}_acc"
             part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
-            start, step, finish = _reduction(
-                node, name, acc, part if self.finishing else printer.text(node.args[0]), self.finishing
-            )
-            self.parts[name] = _part(node, acc, finish)
+            value = part if self.finishing else printer.text(values[node.serial])
+            if node.serial in tops:
+                half = "HALF" if printer.coarse(node.args[0]) else "False"
+                start, step, finish = _beside_largest(name, names[tops[node.serial].serial], value, half)
+            elif node.serial in beside:
+                continue
+            else:
+                start, step, finish = _reduction(node, name, acc, value, self.finishing)
+                self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
                 self.owner.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), tuple(start.split("\n")))])
@@ -508,7 +529,7 @@ class _Rows:
         printer.names = before
         for node, name, finish in finished:
             out.add("after", number, [Item(("finish", name), (finish,))])
-            printer.names[node.serial] = name
+        printer.names |= names
 
     def _reduction_name(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
                         given: set[int]) -> str:  # fmt: skip
@@ -582,6 +603,15 @@ def _statements(graph: Graph) -> tuple[Bound, ...]:
 def _part(node: Node, acc: str, finish: str) -> str:
     """What a program has of a reduction that it shares: a mean is of all, and its total is divided at the end."""
     return f"rows.total({acc})" if node.params[0] == "mean" else finish.partition(" = ")[2].lstrip("~")
+
+
+def _beside_largest(name: str, top: str, value: str, half: str) -> tuple[str, str, str]:
+    """The sum of exponentials of what is less than the largest, and the largest: begin, take in an element, end."""
+    return (
+        f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)',
+        f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, mask, LOOP, {half})",
+        f"{name} = rows.of_finite({top}, {name}_acc)",
+    )
 
 
 def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:

@@ -128,6 +128,25 @@ def exponentials(top, total, value, mask):
 
 
 @triton.jit
+def beside_largest(top, total, value, mask, LOOP: tl.constexpr, HALF: tl.constexpr):
+    """Takes a tile into the largest value so far, and the sum of exp(value - largest) beside it. Where a row is one tile these
+    are the exponentials that the pass after this one needs again: the compiler has them once."""
+    larger = maximum(top, largest(tl.where(mask, value, float("-inf"))))
+    if LOOP:
+        shift = tl.where(larger == float("-inf"), 0.0, larger)  # nothing finite yet
+        total = total * exp(top - shift, HALF)
+    else:
+        shift = larger
+    return larger, total + tl.sum(tl.where(mask, exp(value - shift, HALF), 0.0), axis=1, keep_dims=True)
+
+
+@triton.jit
+def of_finite(top, total):
+    """The sum of exp(value - largest), for what is no number less itself is none."""
+    return tl.where(top == float("-inf"), float("nan"), total)
+
+
+@triton.jit
 def logarithm(top, total):
     """The logarithm of a sum of exponentials of which the largest was taken out."""
     return log(total) + tl.where(isinf(top), 0.0, top)
