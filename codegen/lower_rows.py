@@ -50,6 +50,8 @@ class RowKernel(KernelText):
     """Whether several programs may each walk over a share of a row."""
     finishing: bool = False
     """Whether its elements are what the programs of another kernel have."""
+    by_columns: bool = False
+    """Whether what is summed over the rows needs no reduction of a row: some columns alone can be summed."""
 
     @property
     def text(self) -> str:
@@ -316,6 +318,7 @@ class _Rows:
         return RowKernel(
             f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
             tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+            bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial),
         )  # fmt: skip
 
     def _alike(self, parts: Sequence[Part]) -> bool:

@@ -1,7 +1,8 @@
 """What kernels of rows call: tiles of rows and columns, the ends of reductions, and sums over the rows.
 
 A program has BLOCK_K rows and walks over them BLOCK_R elements at a time; where a row fits in one tile (not LOOP) each walk is
-one step, the compiler sees that its loads are those of the walk before, and the row is read once.
+one step, the compiler sees that its loads are those of the walk before, and the row is read once. What is summed over the rows
+of wide rows is summed by programs that have BLOCK_R columns of many rows.
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
     else:
         r = r.to(tl.int32)
     return r[None, :], r[None, :] < n_reduced
+
+
+@triton.jit
+def own_columns(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The elements of this step. Where it is one step: those of this program, for some columns alone can be summed."""
+    if LOOP:
+        return column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    else:
+        return column_tile(tl.program_id(1) * BLOCK_R, n_reduced, WIDE, RAGGED, BLOCK_R)
 
 
 @triton.jit
@@ -200,5 +210,5 @@ def store_columns(acc, part_ptr, n_reduced, WIDE: tl.constexpr, LOOP: tl.constex
     """Writes the program's part of a sum over the rows, unless it is there already."""
     if part_ptr is not None:
         if not LOOP:
-            r, within = column_tile(0, n_reduced, WIDE, False, BLOCK_R)
+            r, within = own_columns(0, n_reduced, WIDE, False, LOOP, BLOCK_R)
             tl.store(part_ptr + tl.program_id(0) * n_reduced + r, tl.sum(acc, axis=0, keep_dims=True), mask=within)
