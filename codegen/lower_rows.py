@@ -52,6 +52,8 @@ class RowKernel(KernelText):
     """Whether its elements are what the programs of another kernel have."""
     by_columns: bool = False
     """Whether what is summed over the rows needs no reduction of a row: some columns alone can be summed."""
+    single: bool = False
+    """Whether a row is walked over once: then its next elements are on their way while some are computed."""
 
     @property
     def text(self) -> str:
@@ -295,6 +297,8 @@ class _Rows:
         once, body = merged("once", 0), merged("head", 0)
         passes = [Pass(merged("start", p), merged("loop", p), merged("after", p)) for p in range(count)]
         tail = merged("tail", 0)
+        passes = [p for p in passes if p.body]
+        single = len(passes) == 1 and not partial and not self.finishing
         lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
         asked = [n for n in used.asked if n not in reads]
         owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
@@ -313,12 +317,12 @@ class _Rows:
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
-            *(["STAGES: tl.constexpr"] if partial else []),
+            *(["STAGES: tl.constexpr"] if partial or single else []),
         ]  # fmt: skip
         return RowKernel(
             f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
-            tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
-            bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial),
+            tuple(passes), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+            bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single,
         )  # fmt: skip
 
     def _alike(self, parts: Sequence[Part]) -> bool:

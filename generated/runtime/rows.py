@@ -130,11 +130,27 @@ def smallest(acc):
 
 @triton.jit
 def exponentials(top, total, value, mask):
-    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows."""
+    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows.
+
+    One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
+    same for all, and `logarithm` takes it out.
+    """
     value = tl.where(mask, value, float("-inf"))
     larger = maximum(top, largest(value))
-    shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
-    return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+    if value.dtype == tl.float64:
+        shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
+        return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+    else:
+        bits = in_bits(larger)
+        scale = tl.exp2(tl.where(top == larger, 0.0, top * 1.4426950408889634 - bits))
+        raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -bits))
+        return larger, total * scale + tl.sum(raised, axis=1, keep_dims=True)
+
+
+@triton.jit
+def in_bits(top):
+    """log2(exp(top)), rounded; 0 for an infinity."""
+    return tl.where(isinf(top), 0.0, top * 1.4426950408889634)
 
 
 @triton.jit
@@ -159,7 +175,12 @@ def of_finite(top, total):
 @triton.jit
 def logarithm(top, total):
     """The logarithm of a sum of exponentials of which the largest was taken out."""
-    return log(total) + tl.where(isinf(top), 0.0, top)
+    shift = tl.where(isinf(top), 0.0, top)
+    if top.dtype == tl.float64:
+        return log(total) + shift
+    else:
+        rest = tl.fma(shift, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(top))
+        return log(total) - rest * 0.6931471805599453 + shift
 
 
 @triton.jit

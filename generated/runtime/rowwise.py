@@ -25,8 +25,12 @@ CHUNK = 16384
 """Elements of a step where a row is longer: many warps, so that few rows are at work, and the second pass meets the L2."""
 ROW_BYTES = 8192
 """Bytes that a program of many rows reads in a step at least."""
+STEP = 8192
+"""Bytes that a program reads in a step where it walks once over a long row."""
+MANY = 256
+"""Rows that are enough for a device where a program of few warps has one."""
 STAGES = 3
-"""Tiles that a program of many rows has in hand at most."""
+"""Tiles that a program of many rows, or of one long row, has in hand at most."""
 SHARED = 96 * 1024
 """Bytes of shared memory that a program takes for them at most: what every device has."""
 COLUMNS = 1024
@@ -49,12 +53,14 @@ class Rowwise(Stage):
     """The second kernel where several programs share a row."""
     by_columns: bool = False
     """Whether what is summed over the rows needs nothing of a whole row."""
+    single: bool = False
+    """Whether a row is walked over once."""
 
     @staticmethod
     def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None, by_columns: bool = False,
-           when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
         end = None if finish is None else Kernel.of(finish)
-        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns)
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single)
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
@@ -107,10 +113,12 @@ class Rowwise(Stage):
                 launch = replace(launch, pointers={p: n for p, n in launch.pointers.items() if n not in call.outputs})
             call.launches.append(launch)
             call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
-        elif self.finish is not None and self._sums(call) and (shares := self._shares(launch)) > 1:
+        elif self.finish is None or not self._sums(call):
+            call.launches.append(self._spread(launch))
+        elif (shares := self._shares(launch)) > 1:
             self._shared(call, self.finish, launch, shares)
         else:
-            call.launches.append(self._spread(launch))
+            call.launches.append(launch)
 
     def _sums(self, call: Call) -> bool:
         """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
@@ -122,7 +130,8 @@ class Rowwise(Stage):
         if "span" not in names or self.finish is None and any(n.endswith("_part_ptr") for n in names):
             return launch
         values = launch.values
-        span = cdiv(cdiv(values["n_reduced"], self._shares(launch)), values["BLOCK_R"]) * values["BLOCK_R"]
+        shares = min(65535, cdiv(values["n_reduced"], values["BLOCK_R"]))
+        span = cdiv(cdiv(values["n_reduced"], shares), values["BLOCK_R"]) * values["BLOCK_R"] if shares else 0
         parts = max(1, cdiv(values["n_reduced"], max(span, 1))) if values["LOOP"] else 1
         return replace(launch, grid=(launch.grid[0], parts, 1), values={**values, "span": span})
 
@@ -220,7 +229,8 @@ class Rowwise(Stage):
         of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
         single = call.compute in ("f32", "i32", "bool")
         row_bytes = self._row_bytes(call, bound, axes)
-        tile, columns = Tile.of(split, bool(partial), call.multiprocessors, row_bytes, single), 1
+        once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
+        tile, columns = Tile.of(split, bool(partial), call.multiprocessors, row_bytes, single, once), 1
         along = not (split.inner_kept and split.n_kept > 1)  # memory runs along the rows' elements
         if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
             tile, columns = Tile.of_columns(split, call.multiprocessors), cdiv(split.n_reduced, COLUMNS)
@@ -309,16 +319,20 @@ class Tile:
         return Tile(2, COLUMNS, False, 4, span, cdiv(split.n_kept, span) if span else 1, STAGES)
 
     @staticmethod
-    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
+    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool, once: bool = False) -> Tile:
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
 
         Args:
             row_bytes: of an element, in all tensors that have rows and are read.
             single: whether what is computed has 32 bits.
+            once: whether a row is walked over once.
         """
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
         most = 1 << (max(split.n_kept, 1) - 1).bit_length()
+        if once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
+            block_r = max(512, min(STEP // 2, 1 << (STEP // row_bytes).bit_length() >> 1))
+            return Tile(1, block_r, True, 4, 1, split.n_kept, STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))
