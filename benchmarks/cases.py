@@ -282,7 +282,7 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     metas = {n: Meta(kinds[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
     kept = op.plan_forward(metas).saved if getattr(op, "saved", ()) else {}
     saved = {n: math.prod(m.shape) * ITEM_SIZES[m.dtype] for n, m in kept.items()}
-    return sum(saved[n] if n in saved else size(everything[n]) for n in names)
+    return sum(saved[n] if n in saved else size(everything[n]) for n in names if n in saved or n in everything)
 
 
 def _shared(op: Any, name: str, launched: Sequence[str], given: Mapping[str, torch.Tensor]) -> bool:

@@ -3,8 +3,9 @@
     python -m benchmarks.rows [--warm 16] [--seconds-limit 240] [--out rows.json] [--table rows.md]
 
 Clocks as for pointwise ops. What is timed is first held against float64. All of ours comes before the peers, so that a run
-that is cut short has it. Liger is measured where it is installed; a width that it refuses is a row that says so. Exit code 1
-if a cell of ours failed or was wrong; no time is judged.
+that is cut short has it. Liger is measured where it is installed; a width that it refuses is a row that says so. Its cross
+entropy makes the gradient in its forward, over the logits: beside it stands `training`, forward and backward in one. Exit
+code 1 if a cell of ours failed or was wrong; no time is judged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -33,14 +35,18 @@ from benchmarks.pointwise import some
 from benchmarks.report import grid
 from benchmarks.timing import DeviceClock, copy_bandwidth
 from benchmarks.warm import warm
+from generated.runtime.testing import Case
 from generated.runtime.views import ITEM_SIZES
 
 OPS = ("rms_norm", "layer_norm", "softmax", "log_softmax", "cross_entropy")
 """Those that the catalogue lacks are left out."""
 WIDTHS = (4096, 8192, 1024, 32768, 131072)
+CLASSES = (32000, 128256)
+"""Widths of ops that take one of the classes of each row: vocabularies."""
 DTYPES = ("bf16", "f32")
 PEERS = ("pullback", "eager", "compiled", "liger")
 DIRECTIONS = ("forward", "backward")
+BOTH = "training"
 ALLOWED = {"f32": 1e-5, "bf16": 1e-2, "f16": 2e-3}
 """Of the norm of the difference from float64, relative to the norm."""
 
@@ -71,17 +77,41 @@ def there(ops: Iterable[str]) -> tuple[str, ...]:
 
 def cells(ops: Sequence[str], widths: Sequence[int], dtypes: Sequence[str], chosen: Sequence[str], mb: float) -> list[Cell]:  # fmt: skip
     """Ours first, and of each peer the usual widths first."""
-    return [
-        Cell(op, width, dtype, peer, mb)
-        for peer, width, op, dtype in itertools.product(chosen, widths, there(ops), dtypes)
-    ]
+    out = []
+    for peer, k in itertools.product(chosen, range(max(len(widths), len(CLASSES)))):
+        for op in there(ops):
+            own = CLASSES if classes(cases.entries(only=(op,))[0].case) else widths
+            out += [Cell(op, width, dtype, peer, mb) for width in own[k : k + 1] for dtype in dtypes]
+    return out
+
+
+def classes(case: Case) -> bool:
+    return any(t.indexes for t in case.tensors)
 
 
 @functools.cache
 def entry(op: str, width: int) -> Entry:
     """The op for rows of so many elements; where the caller gives the extents of a row, with those."""
     found = cases.entries(only=(op,))[0]
+    if classes(found.case):
+        return OfClasses(op, op, found.case, {t.public: None for t in found.case.tensors if t.optional})
     return dataclasses.replace(found, attrs={**found.attrs, **{n: width for n in found.sizes}})
+
+
+class OfClasses(Entry):
+    """An op on a matrix of classes by rows, with the defaults of its function and nothing that may be absent."""
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return tuple(t for t in self.case.tensors if not t.optional)
+
+    @functools.cached_property
+    def instance(self) -> Any:
+        known = inspect.signature(self.case.function).parameters
+        return self.case.op(**{n: known[n].default for n in self.case.op.kinds})
+
+    def shape(self, tensor: Any, rows: int, cols: int, layout: str = "dense") -> tuple[int, ...]:
+        return (rows,) if tensor.indexes else (rows, cols)
 
 
 # ---------------------------------------------------------------------------------------------- peers
@@ -89,10 +119,22 @@ def entry(op: str, width: int) -> Entry:
 
 def function(cell: Cell) -> peers.Function | None:
     own = entry(cell.op, cell.width)
-    return _liger(cell.op, own) if cell.peer == "liger" else peers.function(own, cell.peer)
+    if cell.peer == "liger":
+        return _liger(cell.op, own)
+    plain = _PLAIN.get(cell.op)
+    if plain is not None and cell.peer != "pullback":
+        own = dataclasses.replace(own, case=Case(own.case.function, own.case.op, own.case.domains, plain))
+    return peers.function(own, cell.peer)
 
 
+def _plain_cross_entropy(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(x, target)
+
+
+_PLAIN = {"cross_entropy": _plain_cross_entropy}
+"""What peers run where a test's reference does more than the op with its defaults."""
 _LIGER = {
+    "cross_entropy": ("cross_entropy", "LigerCrossEntropyFunction"),
     "rms_norm": ("rms_norm", "LigerRMSNormFunction"),
     "layer_norm": ("layer_norm", "LigerLayerNormFunction"),
     "softmax": ("softmax", "LigerSoftmaxFunction"),
@@ -107,8 +149,12 @@ def _liger(op: str, own: Entry) -> peers.Function | None:
         apply = getattr(importlib.import_module(f"liger_kernel.ops.{_LIGER[op][0]}"), _LIGER[op][1]).apply
     except ImportError:
         return None
-    eps = {"rms_norm": 1e-6, "layer_norm": 1e-5}.get(op)
-    return lambda *tensors: (apply(*tensors) if eps is None else apply(*tensors, eps),)
+    more = {"rms_norm": (1e-6,), "layer_norm": (1e-5,), "cross_entropy": (None,)}.get(op, ())
+    return lambda *tensors: _first(apply(*tensors, *more))
+
+
+def _first(out: Any) -> tuple[torch.Tensor]:
+    return (out if isinstance(out, torch.Tensor) else out[0],)
 
 
 # ---------------------------------------------------------------------------------------------- truth
@@ -129,7 +175,8 @@ def truth(
     """Outputs and gradients of the reference in float64, of the operands as they are stored."""
     exact = peers.function(own, "eager")
     assert exact is not None
-    return _results(own, exact, {n: v.double() for n, v in given.items()}, [s.double() for s in seeds if s is not None])
+    wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
+    return _results(own, exact, wide, [s.double() for s in seeds if s is not None])
 
 
 def _results(
@@ -148,7 +195,10 @@ def _results(
 def operands(cell: Cell, sets: int | None = None, device: str = "cuda") -> list[dict[str, torch.Tensor]]:
     own = entry(cell.op, cell.width)
     count = sets or Operands.sets_for(own, cell.dtype, cell.rows, cell.width)
-    return Operands(own, cell.dtype, cell.rows, cell.width, count, device).views("dense")
+    out = Operands(own, cell.dtype, cell.rows, cell.width, count, device).views("dense")
+    for tensor, given in itertools.product((t for t in own.tensors if t.indexes), out):
+        given[tensor.name].random_(cell.width)
+    return out
 
 
 def measure(cell: Cell, clock: Any, bandwidth: float, device: str = "cuda", directions: Sequence[str] = DIRECTIONS) -> list[Row]:  # fmt: skip
@@ -158,16 +208,23 @@ def measure(cell: Cell, clock: Any, bandwidth: float, device: str = "cuda", dire
         if run is None:
             return []
         own, sets = entry(cell.op, cell.width), operands(cell, device=device)
-        found = dict(zip((t.name for t in own.case.op.outputs), run(*sets[0].values())))
+        if isinstance(own, OfClasses):
+            over = cell.peer == "liger"  # its forward has the gradient, and its backward alone is nothing
+            directions = [d for d in (*directions, BOTH) if not (over and d == "backward")]
+        found = dict(zip((t.name for t in own.case.op.outputs), run(*_copies(sets[0]).values())))
         seeds = peers.cotangents(found, len(sets))
-        copies = [None if s is None else s.clone() for s in seeds[0]]  # a peer may write over its cotangent
-        results = _results(own, run, sets[0], [s for s in copies if s is not None])
+        copies = [None if s is None else s.clone() for s in seeds[0]]  # a peer may write over what it is given
+        results = _results(own, run, _copies(sets[0]), [s for s in copies if s is not None])
         errors = dict(zip(DIRECTIONS, map(deviation, results, truth(own, sets[0], seeds[0]))))
         moved = {d: cases.moved(own.instance, d, sets[0], found) for d in directions}
+        errors[BOTH] = max(errors.values())
         del results, copies, found
         out = []
         for direction in directions:
-            call = peers.forward(run, sets) if direction == "forward" else peers.backward(own, run, sets, seeds)
+            if direction == "forward":
+                call = peers.forward(run, sets)
+            else:
+                call = peers.backward(own, run, sets, seeds, rebuild=direction == BOTH)
             seconds = clock.device(call)
             out.append({
                 **cell.key(), "direction": direction, "ms": seconds * 1e3, "bytes": moved[direction],
@@ -180,6 +237,10 @@ def measure(cell: Cell, clock: Any, bandwidth: float, device: str = "cuda", dire
             torch.cuda.synchronize()  # raises where the device is lost: nothing that follows would mean anything
             torch.cuda.empty_cache()
         return [{**cell.key(), "direction": "", "error": f"{type(error).__name__}: {error}".strip()[:500]}]
+
+
+def _copies(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: v.clone() for n, v in given.items()}
 
 
 def fill(cell: Cell) -> str:
@@ -211,7 +272,7 @@ def table(rows: Iterable[Row]) -> list[str]:
     by = {(r["op"], r["direction"], r["width"], r["dtype"], r["peer"]): r for r in good}
     dtypes = [d for d in (*DTYPES, "f16") if any(r["dtype"] == d for r in good)]
     lines = []
-    for op, direction in itertools.product(dict.fromkeys(r["op"] for r in good), DIRECTIONS):
+    for op, direction in itertools.product(dict.fromkeys(r["op"] for r in good), (*DIRECTIONS, BOTH)):
         for width in sorted({r["width"] for r in good if (r["op"], r["direction"]) == (op, direction)}):
             line = [f"{op} {direction}", str(width)]
             for dtype in dtypes:

@@ -165,6 +165,7 @@ def _stage(plan: OpPlan, text: StageText) -> str:
         own = [f'"{a}"' for a in axes if a in part]
         words.append(f"{name}=({', '.join(own)}{',' if len(own) == 1 else ''})")
     words += [] if text.finish is None else [f"finish={text.finish.name}"]
+    words += [f"{flag}=True" for flag in ("by_columns", "single") if getattr(text.kernel, flag, False)]
     return f"Rowwise.of({', '.join([*words, *when])})"
 
 

@@ -219,7 +219,7 @@ class Printer:
             return self._power(node)
         if node.op in INFIX and TABLE[node.op].triton == INFIX[node.op][0]:
             return self._infix(node)
-        return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
+        return self._function(TABLE[node.op].triton, node.args, node, self.coarse(node)), ATOM
 
     def hosted(self, node: Node) -> bool:
         """Whether the value is computed before the launch; numbers of elements are known where the kernel runs."""
@@ -273,7 +273,7 @@ class Printer:
             return self._function("math.square", (base,), node), ATOM
         if value == 0.5:
             return self._function("math.sqrt", (base,), node), ATOM
-        return self._function(TABLE[node.op].triton, node.args, node, self._coarse(node)), ATOM
+        return self._function(TABLE[node.op].triton, node.args, node, self.coarse(node)), ATOM
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node, coarse: bool = False) -> str:
         if user.op in TABLE and not TABLE[user.op].plain:
@@ -286,7 +286,7 @@ class Printer:
         words += ["HALF"] if coarse else []
         return f"{self.owner.use(spelling)}({', '.join(words)})"
 
-    def _coarse(self, node: Node) -> bool:
+    def coarse(self, node: Node) -> bool:
         """Whether the call may take its cheaper form; then the kernel is told when."""
         coarse = TABLE[node.op].coarse > 0 and spell(node) not in self.exacting
         self.used.coarse |= coarse

@@ -21,7 +21,7 @@ from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText
 from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
 from codegen.spec import PACK
-from codegen.stages import Part, Stage, Store, depth, last_pass, level, scans, shift
+from codegen.stages import Part, Stage, Store, depth, largest_of, last_pass, level, scans, shift
 
 _SCANS = {"cumsum": "running_sum", "cumprod": "running_product", "linear": "recurrence"}
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
@@ -59,6 +59,10 @@ class RowKernel(KernelText):
     """Whether several programs may each walk over a share of a row."""
     finishing: bool = False
     """Whether its elements are what the programs of another kernel have."""
+    by_columns: bool = False
+    """Whether what is summed over the rows needs no reduction of a row: some columns alone can be summed."""
+    single: bool = False
+    """Whether a row is walked over once: then its next elements are on their way while some are computed."""
 
     @property
     def text(self) -> str:
@@ -180,6 +184,7 @@ class _Rows:
         return tuple(
             p for p in self.stage.parts
             if depth(p) == 1 and not any(s.axes & self.reduced for s in p.stores)
+            and not any(largest_of(n) for n in walk([s.node for s in p.stores]))
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------- what a value is called, and where it is
@@ -271,14 +276,12 @@ class _Rows:
         stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
         partial = self.stage.partial
         shareable = self._shareable()
-        split = dict(self.parts) if shareable and not self.finishing and self._alike(shareable) else {}
-        free = any(depth(p) == 0 for p in parts)
-        shared = (
-            not self.finishing
-            and not partial
-            and not self.scans
-            and (bool(split) or free and all(p in shareable or depth(p) == 0 for p in parts))
+        free = [p for p in parts if depth(p) == 0]
+        whole_rows = (
+            bool(partial or self.scans) or self.finishing or any(p not in shareable and p not in free for p in parts)
         )
+        split = dict(self.parts) if shareable and not whole_rows and self._alike(shareable) else {}
+        shared = bool(split or free) and not whole_rows
 
         def merged(place: str, number: int) -> tuple[str, ...]:
             return tuple(owner.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
@@ -295,6 +298,8 @@ class _Rows:
             for p in range(count)
         ]
         tail = merged("tail", 0)
+        passes = [p for p in passes if p.body]
+        single = len(passes) == 1 and not partial and not self.finishing
         lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
         asked = [n for n in used.asked if n not in reads]
         owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
@@ -313,11 +318,12 @@ class _Rows:
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
-            *(["STAGES: tl.constexpr"] if partial else []),
+            *(["STAGES: tl.constexpr"] if partial or single else []),
         ]  # fmt: skip
         return RowKernel(
             f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
-            tuple(p for p in passes if p.body), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+            tuple(passes), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
+            bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single,
         )  # fmt: skip
 
     def _taken_of_rows(self, parts: Sequence[Part]) -> set[str]:
@@ -549,29 +555,37 @@ class _Rows:
 
     def _pass(self, out: _Sections, graph: Graph, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
               number: int, reductions: list[tuple[Node, str]]) -> None:  # fmt: skip
-        before = dict(printer.names)
+        before, names = dict(printer.names), {n.serial: name for n, name in reductions}
+        tops = {n.serial: top for n, _ in reductions if (top := largest_of(n)) is not None and top.serial in names}
+        beside = {top.serial for top in tops.values()}
+        values = {n.serial: tops.get(n.serial, n).args[0] for n, _ in reductions}
         if not self.finishing:
-            self._elements(out, number, graph, printer, bindings, reads, [n.args[0] for n, _ in reductions])
+            self._elements(out, number, graph, printer, bindings, reads, list(values.values()))
         finished = []
         for node, name in reductions:
             acc = f"{name}_acc"
             part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
-            start, step, finish = _reduction(
-                node, name, acc, part if self.finishing else printer.text(node.args[0]), self.finishing
-            )
-            if (chosen := _chosen(node)) is not None and not self.finishing:
-                hit, value = (printer.text(n) for n in chosen)
-                step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
-            self.parts[name] = _part(node, acc, finish)
+            value = part if self.finishing else printer.text(values[node.serial])
+            if node.serial in tops:
+                half = "HALF" if printer.coarse(node.args[0]) else "False"
+                start, step, finish = _beside_largest(name, names[tops[node.serial].serial], value, half)
+            elif node.serial in beside:
+                continue
+            else:
+                start, step, finish = _reduction(node, name, acc, value, self.finishing)
+                if (chosen := _chosen(node)) is not None and not self.finishing:
+                    hit, value = (printer.text(n) for n in chosen)
+                    step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
+                self.parts[name] = _part(node, acc, finish)
             if "imum(" in step:
                 self.owner.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), tuple(start.split("\n")))])
             out.add("loop", number, [Item(("acc", name), (step,))])
             finished.append((node, name, finish))
         printer.names = before
-        for node, name, finish in finished:
+        for _, name, finish in finished:
             out.add("after", number, [Item(("finish", name), (finish,))])
-            printer.names[node.serial] = name
+        printer.names |= names
 
     def _reduction_name(self, node: Node, owners: Sequence[tuple[Node, str]], known: Collection[int],
                         given: set[int]) -> str:  # fmt: skip
@@ -665,6 +679,15 @@ def _atom(text: str) -> str:
 def _wide(text: str) -> str:
     """An integer in 64 bits, as what an extreme of them begins with has."""
     return f"{_atom(text)}.to(tl.int64)"
+
+
+def _beside_largest(name: str, top: str, value: str, half: str) -> tuple[str, str, str]:
+    """The sum of exponentials of what is less than the largest, and the largest: begin, take in an element, end."""
+    return (
+        f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)',
+        f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, mask, LOOP, {half})",
+        f"{name} = rows.of_finite({top}, {name}_acc)",
+    )
 
 
 def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:

@@ -83,9 +83,21 @@ def level(node: Node, known: dict[int, int]) -> int:
     """After how many passes over a row the value is known; an element's own, in which pass it can be computed."""
     for part in walk([node]):
         if part.serial not in known:
-            most = max((known[a.serial] for a in part.args), default=0)
+            top = largest_of(part)
+            most = max((known[a.serial] for a in (part if top is None else top).args), default=0)
             known[part.serial] = most + (part.op == "reduce")
     return known[node.serial]
+
+
+def largest_of(node: Node) -> Node | None:
+    """Of `sum(exp(x - max(x, N)), N)` that maximum: one pass knows both, for what was added up before a larger x came is scaled
+    down when it comes."""
+    if node.op != "reduce" or node.params[0] != "sum" or node.args[0].op != "exp":
+        return None
+    off = node.args[0].args[0]
+    top = off.args[1] if off.op == "sub" else node
+    alike = top.op == "reduce" and top.params == ("max", node.params[1]) and top.args == off.args[:1]
+    return top if alike else None
 
 
 def depth(part: Part) -> int:

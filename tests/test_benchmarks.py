@@ -460,6 +460,21 @@ def test_bytes_of_rows() -> None:
     assert forward == 4 * (2 * 5 * 256 + 256) and backward == 4 * (3 * 5 * 256 + 2 * 256 + 5)
 
 
+def test_rows_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix of logits and a class a row, the mean of their losses, and both directions in one beside each alone."""
+    monkeypatch.setattr(Operands, "sets_for", staticmethod(lambda *a: 2))
+    monkeypatch.setattr(rows, "CLASSES", (96,))
+    cell = rows.cells(("cross_entropy",), (256, 64), ("f32",), ("eager",), 5 * 96 * 4 / 2**20)[0]
+    given, _ = rows.operands(cell, device="cpu")
+    assert given["x"].shape == (5, 96) and given["target"].shape == (5,) and 0 <= int(given["target"].min())
+    found = rows.measure(cell, Clock(), 1e6, "cpu")
+    assert [r["direction"] for r in found] == ["forward", "backward", "training"] and not any(r["wrong"] for r in found)
+    forward, backward, both = (r["bytes"] for r in found)
+    assert forward == 5 * 96 * 4 + 5 * 8 + 4 and backward == 2 * 5 * 96 * 4 + 5 * 8 + 4 + 5 * 4 + 4
+    assert both == forward + backward
+    assert "cross_entropy training" in "\n".join(rows.table(found))
+
+
 def test_a_peer_that_refuses_a_width_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(cell: rows.Cell) -> Any:
         raise RuntimeError("too wide")

@@ -77,7 +77,7 @@ def add_rms_norm_backward(
     first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if not LOOP:  # the same for all rows
-        r, within = rows.column_tile(0, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = rows.own_columns(0, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         if weight_ptr is not None and dy_ptr is not None:
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
@@ -94,7 +94,7 @@ def add_rms_norm_backward(
         if dy_ptr is not None:
             through_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             if weight_ptr is not None and dy_ptr is not None:
@@ -114,7 +114,7 @@ def add_rms_norm_backward(
         if dy_ptr is not None:
             through_mean = rows.mean(through_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             if weight_ptr is not None and dy_ptr is not None:
@@ -192,7 +192,7 @@ class AddRmsNorm(RuntimeOp):
     kinds = {"eps": "float"}
     saved = (Tensor("rstd", "...", "compute"),)
     forward = (Rowwise.of(add_rms_norm_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(add_rms_norm_backward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(add_rms_norm_backward, kept=("...",), reduced=("N",), by_columns=True),)
 
 
 def add_rms_norm(

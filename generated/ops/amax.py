@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 def amax_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_part_ptr, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -102,7 +102,7 @@ class Amax(RuntimeOp):
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
     needs_elements = True
-    forward = (Rowwise.of(amax_forward, kept=("...",), reduced=("R",), finish=amax_finish),)
+    forward = (Rowwise.of(amax_forward, kept=("...",), reduced=("R",), finish=amax_finish, single=True),)
     backward = (Rowwise.of(amax_backward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

@@ -30,13 +30,13 @@ def binary_cross_entropy_with_logits_forward(
     pos_weight_ptr, pos_weight_reduced_strides, loss_ptr, loss_reduced_strides, loss_total_part_ptr, kept_sizes,
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
         loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -178,6 +178,7 @@ class BinaryCrossEntropyWithLogits(RuntimeOp):
             kept=(),
             reduced=("...",),
             finish=binary_cross_entropy_with_logits_finish,
+            single=True,
         ),
     )
     backward = (Elementwise.of(binary_cross_entropy_with_logits_backward),)

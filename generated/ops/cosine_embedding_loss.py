@@ -28,7 +28,7 @@ def cosine_embedding_loss_forward(
     target_kept_strides, r1_ptr, r1_kept_strides, r2_ptr, r2_kept_strides, cosine_ptr, cosine_kept_strides,
     each_ptr, each_kept_strides, loss_ptr, loss_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, margin: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -39,7 +39,7 @@ def cosine_embedding_loss_forward(
     r1_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     r2_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     cosine_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -72,12 +72,12 @@ def cosine_embedding_loss_forward(
 def cosine_embedding_loss_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -124,7 +124,7 @@ def cosine_embedding_loss_backward(
     cosine_ptr, cosine_kept_strides, dx1_ptr, dx1_kept_strides, dx1_reduced_strides, dx2_ptr, dx2_kept_strides,
     dx2_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
     margin: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -147,7 +147,7 @@ def cosine_embedding_loss_backward(
         push = tl.where((target == -1) & (cosine - margin >= 0), dloss, 0)
         slope = tl.where(target == 1, -dloss, push)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -173,16 +173,17 @@ class CosineEmbeddingLoss(RuntimeOp):
     saved = (Tensor("r1", "...", "compute"), Tensor("r2", "...", "compute"), Tensor("cosine", "...", "compute"))
     scratch = (Tensor("each", "...", "compute"),)
     forward = (
-        Rowwise.of(cosine_embedding_loss_forward, kept=("...",), reduced=("D",)),
+        Rowwise.of(cosine_embedding_loss_forward, kept=("...",), reduced=("D",), single=True),
         Rowwise.of(
             cosine_embedding_loss_forward_loss,
             kept=(),
             reduced=("...",),
             finish=cosine_embedding_loss_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )
-    backward = (Rowwise.of(cosine_embedding_loss_backward, kept=("...",), reduced=("D",)),)
+    backward = (Rowwise.of(cosine_embedding_loss_backward, kept=("...",), reduced=("D",), single=True),)
 
 
 def cosine_embedding_loss(

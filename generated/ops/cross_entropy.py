@@ -30,6 +30,7 @@ def cross_entropy_forward(
     ignore_index: tl.float64, z_loss: tl.float64, c2: tl.float64, label_smoothing: tl.float64, softcap: tl.float64,
     LABEL_SMOOTHING_IS_0: tl.constexpr, HAS_SOFTCAP: tl.constexpr, reduction: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     ignore_index = scalar(ignore_index, COMPUTE)
     z_loss = scalar(z_loss, COMPUTE)
@@ -50,7 +51,7 @@ def cross_entropy_forward(
     if not LABEL_SMOOTHING_IS_0:
         spread_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         spread_total2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -111,14 +112,14 @@ def cross_entropy_forward_loss(
     target_ptr, target_reduced_strides, weight_ptr, each_ptr, each_reduced_strides, loss_ptr, total_ptr,
     weight_stride_C: tl.int64, size_C: tl.int64, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
     ignore_index: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     ignore_index = scalar(ignore_index, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if reduction == "mean":
         total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -258,8 +259,10 @@ class CrossEntropy(RuntimeOp):
     saved = (Tensor("lse", "B, ...", "compute"), Tensor("total", "", "compute"))
     scratch = (Tensor("each", "B, ...", "compute"),)
     forward = (
-        Rowwise.of(cross_entropy_forward, kept=("B", "..."), reduced=("C",)),
-        Rowwise.of(cross_entropy_forward_loss, kept=(), reduced=("B", "..."), when={"reduction": ("mean", "sum")}),
+        Rowwise.of(cross_entropy_forward, kept=("B", "..."), reduced=("C",), single=True),
+        Rowwise.of(
+            cross_entropy_forward_loss, kept=(), reduced=("B", "..."), single=True, when={"reduction": ("mean", "sum")}
+        ),
     )
     backward = (Rowwise.of(cross_entropy_backward, kept=("B", "..."), reduced=("C",)),)
 

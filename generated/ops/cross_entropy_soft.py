@@ -29,7 +29,7 @@ def cross_entropy_soft_forward(
     loss_ptr, loss_kept_strides, lse_part_ptr, mass_part_ptr, each_total_part_ptr, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, c0: tl.float64, label_smoothing: tl.float64,
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     c0 = scalar(c0, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -42,7 +42,7 @@ def cross_entropy_soft_forward(
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     each_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -113,12 +113,12 @@ def cross_entropy_soft_finish(
 def cross_entropy_soft_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -166,6 +166,7 @@ def cross_entropy_soft_backward(
     dtarget_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
     c0: tl.float64, label_smoothing: tl.float64, reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     c0 = scalar(c0, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -180,7 +181,7 @@ def cross_entropy_soft_backward(
     if reduction == "mean":
         g = divide(dloss, scalar(n_reduced, COMPUTE))
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -232,16 +233,19 @@ class CrossEntropySoft(RuntimeOp):
     saved = (Tensor("lse", "B, ...", "compute"), Tensor("mass", "B, ...", "compute"))
     scratch = (Tensor("each", "B, ...", "compute"),)
     forward = (
-        Rowwise.of(cross_entropy_soft_forward, kept=("B", "..."), reduced=("C",), finish=cross_entropy_soft_finish),
+        Rowwise.of(
+            cross_entropy_soft_forward, kept=("B", "..."), reduced=("C",), finish=cross_entropy_soft_finish, single=True
+        ),
         Rowwise.of(
             cross_entropy_soft_forward_loss,
             kept=(),
             reduced=("B", "..."),
             finish=cross_entropy_soft_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )
-    backward = (Rowwise.of(cross_entropy_soft_backward, kept=("C",), reduced=("B", "...")),)
+    backward = (Rowwise.of(cross_entropy_soft_backward, kept=("C",), reduced=("B", "..."), single=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c0": (1 - self.attrs["label_smoothing"])}

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def cumprod_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_carry = tl.full([BLOCK_K, 1], 1.0, COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -45,7 +45,7 @@ def cumprod_backward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, dy_ptr, dy_kept_strides,
     dy_reduced_strides, dx_ptr, dx_kept_strides, dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -53,7 +53,7 @@ def cumprod_backward(
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     later_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(rows.last_step(n_reduced, LOOP, BLOCK_R) - start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -75,8 +75,8 @@ class Cumprod(RuntimeOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "int"}
-    forward = (Rowwise.of(cumprod_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(cumprod_backward, kept=("...",), reduced=("N",)),)
+    forward = (Rowwise.of(cumprod_forward, kept=("...",), reduced=("N",), single=True),)
+    backward = (Rowwise.of(cumprod_backward, kept=("...",), reduced=("N",), single=True),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def cumsum_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -44,13 +44,13 @@ def cumsum_forward(
 def cumsum_backward(
     dy_ptr, dy_kept_strides, dy_reduced_strides, dx_ptr, dx_kept_strides, dx_reduced_strides, kept_sizes,
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     dx_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(rows.last_step(n_reduced, LOOP, BLOCK_R) - start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -68,8 +68,8 @@ class Cumsum(RuntimeOp):
     residuals = ()
     gradients = ("x",)
     kinds = {"dim": "int"}
-    forward = (Rowwise.of(cumsum_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(cumsum_backward, kept=("...",), reduced=("N",)),)
+    forward = (Rowwise.of(cumsum_forward, kept=("...",), reduced=("N",), single=True),)
+    backward = (Rowwise.of(cumsum_backward, kept=("...",), reduced=("N",), single=True),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

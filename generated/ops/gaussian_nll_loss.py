@@ -30,14 +30,14 @@ def gaussian_nll_loss_forward(
     loss_reduced_strides, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
     span: tl.int64, eps: tl.float64, reduction: tl.constexpr, full: tl.constexpr, HALF: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
         loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -157,7 +157,9 @@ class GaussianNllLoss(RuntimeOp):
     residuals = ("x", "target", "var")
     gradients = ("x", "target", "var")
     kinds = {"full": "bool", "eps": "float", "reduction": ("none", "mean", "sum")}
-    forward = (Rowwise.of(gaussian_nll_loss_forward, kept=(), reduced=("...",), finish=gaussian_nll_loss_finish),)
+    forward = (
+        Rowwise.of(gaussian_nll_loss_forward, kept=(), reduced=("...",), finish=gaussian_nll_loss_finish, single=True),
+    )
     backward = (Elementwise.of(gaussian_nll_loss_backward),)
 
     def choices(self) -> dict[str, object]:

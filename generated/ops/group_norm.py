@@ -143,7 +143,7 @@ def group_norm_backward_dweight(
     mu_reduced_strides, rstd_ptr, rstd_kept_strides, rstd_reduced_strides, weight_ptr, bias_ptr, dweight_ptr,
     dweight_kept_strides, dbias_ptr, dbias_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -157,7 +157,7 @@ def group_norm_backward_dweight(
         dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if bias_ptr is not None:
         dbias_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -197,7 +197,7 @@ class GroupNorm(RuntimeOp):
     forward = (Rowwise.of(group_norm_forward, kept=("B", "G"), reduced=("K", "...")),)
     backward = (
         Rowwise.of(group_norm_backward, kept=("B", "G"), reduced=("K", "...")),
-        Rowwise.of(group_norm_backward_dweight, kept=("G", "K"), reduced=("B", "...")),
+        Rowwise.of(group_norm_backward_dweight, kept=("G", "K"), reduced=("B", "..."), single=True),
     )
 
 

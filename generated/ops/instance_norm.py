@@ -100,7 +100,7 @@ def instance_norm_forward_running_mean(
     own_spread_reduced_strides, running_mean_mean_part_ptr, unbiased_mean_part_ptr, size_others: tl.int64,
     kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, c1: tl.float64,
     momentum: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     c1 = scalar(c1, COMPUTE)
     momentum = scalar(momentum, COMPUTE)
@@ -113,7 +113,7 @@ def instance_norm_forward_running_mean(
     running_mean_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     unbiased_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -255,6 +255,7 @@ def instance_norm_backward_dweight(
     bias_ptr, dweight_ptr, dweight_kept_strides, dbias_ptr, dbias_kept_strides, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, eps: tl.float64, use_input_stats: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -274,7 +275,7 @@ def instance_norm_backward_dweight(
         dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if bias_ptr is not None:
         dbias_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -326,12 +327,13 @@ class InstanceNorm(RuntimeOp):
             kept=("C",),
             reduced=("B",),
             finish=instance_norm_forward_running_mean_finish,
+            single=True,
             when={"use_input_stats": (True,)},
         ),
     )
     backward = (
         Rowwise.of(instance_norm_backward, kept=("B", "C"), reduced=("...",)),
-        Rowwise.of(instance_norm_backward_dweight, kept=("C",), reduced=("B", "...")),
+        Rowwise.of(instance_norm_backward_dweight, kept=("C",), reduced=("B", "..."), single=True),
     )
 
     def scalars(self) -> dict[str, float]:

@@ -28,7 +28,7 @@ def jsd_loss_forward(
     each_kept_strides, loss_ptr, loss_kept_strides, each_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, beta: tl.float64, c1: tl.float64, BETA_IS_0: tl.constexpr,
     BETA_IS_1: tl.constexpr, reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     beta = scalar(beta, COMPUTE)
     c1 = scalar(c1, COMPUTE)
@@ -38,7 +38,7 @@ def jsd_loss_forward(
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -101,12 +101,12 @@ def jsd_loss_finish(
 def jsd_loss_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -153,7 +153,7 @@ def jsd_loss_backward(
     dtarget_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
     beta: tl.float64, c1: tl.float64, reduction: tl.constexpr, BETA_IS_0: tl.constexpr, BETA_IS_1: tl.constexpr,
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     beta = scalar(beta, COMPUTE)
     c1 = scalar(c1, COMPUTE)
@@ -168,7 +168,7 @@ def jsd_loss_backward(
     if reduction == "mean":
         g = divide(dloss, scalar(n_kept, COMPUTE))
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -227,16 +227,17 @@ class JsdLoss(RuntimeOp):
     kinds = {"beta": "float", "reduction": ("none", "mean", "sum")}
     scratch = (Tensor("each", "...", "compute"),)
     forward = (
-        Rowwise.of(jsd_loss_forward, kept=("...",), reduced=("V",), finish=jsd_loss_finish),
+        Rowwise.of(jsd_loss_forward, kept=("...",), reduced=("V",), finish=jsd_loss_finish, single=True),
         Rowwise.of(
             jsd_loss_forward_loss,
             kept=(),
             reduced=("...",),
             finish=jsd_loss_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )
-    backward = (Rowwise.of(jsd_loss_backward, kept=("...",), reduced=("V",)),)
+    backward = (Rowwise.of(jsd_loss_backward, kept=("...",), reduced=("V",), single=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c1": (1 - self.attrs["beta"])}

@@ -28,12 +28,13 @@ def kl_div_forward(
     total_total_part_ptr, size_B: tl.int64, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
     span: tl.int64, reduction: tl.constexpr, log_target: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "batchmean" or reduction == "sum":
         total_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -98,7 +99,7 @@ def kl_div_backward(
     dx_reduced_strides, dtarget_ptr, dtarget_reduced_strides, size_B: tl.int64, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, log_target: tl.constexpr,
     HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "batchmean" or reduction == "sum":
@@ -108,7 +109,7 @@ def kl_div_backward(
     if reduction == "mean":
         g = divide(dloss, scalar(n_reduced, COMPUTE))
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         x = tl.load(x_ptr + offset(r, r_at, x_reduced_strides), mask=within).to(COMPUTE)
@@ -160,8 +161,8 @@ class KlDiv(RuntimeOp):
     residuals = ("x", "target")
     gradients = ("x", "target")
     kinds = {"reduction": ("none", "batchmean", "sum", "mean"), "log_target": "bool"}
-    forward = (Rowwise.of(kl_div_forward, kept=(), reduced=("B", "..."), finish=kl_div_finish),)
-    backward = (Rowwise.of(kl_div_backward, kept=(), reduced=("B", "...")),)
+    forward = (Rowwise.of(kl_div_forward, kept=(), reduced=("B", "..."), finish=kl_div_finish, single=True),)
+    backward = (Rowwise.of(kl_div_backward, kept=(), reduced=("B", "..."), single=True),)
 
     def choices(self) -> dict[str, object]:
         return {**super().choices(), "log_target": self.attrs["log_target"]}

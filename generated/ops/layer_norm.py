@@ -88,7 +88,7 @@ def layer_norm_backward(
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     dbias_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if not LOOP:  # the same for all rows
-        r, within = rows.column_tile(0, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = rows.own_columns(0, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         if weight_ptr is not None:
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
@@ -102,7 +102,7 @@ def layer_norm_backward(
         dx_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         dx_mean2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -123,7 +123,7 @@ def layer_norm_backward(
         dx_mean = rows.mean(dx_mean_acc, n_reduced)
         dx_mean2 = rows.mean(dx_mean2_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -165,7 +165,7 @@ class LayerNorm(RuntimeOp):
     sized = {"N": "normalized_shape"}
     saved = (Tensor("mu", "...", "compute"), Tensor("rstd", "...", "compute"))
     forward = (Rowwise.of(layer_norm_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(layer_norm_backward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(layer_norm_backward, kept=("...",), reduced=("N",), by_columns=True),)
 
 
 def layer_norm(

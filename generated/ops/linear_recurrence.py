@@ -26,13 +26,14 @@ def linear_recurrence_forward(
     a_ptr, a_kept_strides, a_reduced_strides, b_ptr, b_kept_strides, b_reduced_strides, y_ptr, y_kept_strides,
     y_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     a_row = a_ptr + offset(k, k_at, a_kept_strides)
     b_row = b_ptr + offset(k, k_at, b_kept_strides)
     y_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -47,7 +48,7 @@ def linear_recurrence_backward(
     a_ptr, a_kept_strides, a_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, dy_ptr, dy_kept_strides,
     dy_reduced_strides, da_ptr, da_kept_strides, da_reduced_strides, db_ptr, db_kept_strides, db_reduced_strides,
     kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -55,7 +56,7 @@ def linear_recurrence_backward(
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     reach_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(rows.last_step(n_reduced, LOOP, BLOCK_R) - start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -80,8 +81,8 @@ class LinearRecurrence(RuntimeOp):
     residuals = ("a", "y")
     gradients = ("a", "b")
     kinds = {"dim": "int"}
-    forward = (Rowwise.of(linear_recurrence_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(linear_recurrence_backward, kept=("...",), reduced=("N",)),)
+    forward = (Rowwise.of(linear_recurrence_forward, kept=("...",), reduced=("N",), single=True),)
+    backward = (Rowwise.of(linear_recurrence_backward, kept=("...",), reduced=("N",), single=True),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "N", self.attrs["dim"], False

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import exp, log, maximum
+from ..runtime.math import exp, log
 from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
@@ -31,23 +31,15 @@ def log_softmax_forward(
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    off_top_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)
+    off_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
+    y_total_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        off_top_acc = maximum(off_top_acc, tl.where(mask, x, float("-inf")))
-    off_top = rows.largest(off_top_acc)
-    y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        r_at = coordinates(r, reduced_sizes, RAGGED)
-        mask = exists & within
-        x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        off = x - off_top  # taken off first: beside a large x the logarithm would lose its digits
-        y_total_acc += tl.where(mask, exp(off, HALF), 0.0)
-    y_total = rows.total(y_total_acc)
+        off_top, y_total_acc = rows.beside_largest(off_top, y_total_acc, x, mask, LOOP, HALF)
+    y_total = rows.of_finite(off_top, y_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)

@@ -29,14 +29,14 @@ def margin_ranking_loss_forward(
     x1_ptr, x1_reduced_strides, x2_ptr, x2_reduced_strides, target_ptr, target_reduced_strides, loss_ptr,
     loss_reduced_strides, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
     span: tl.int64, margin: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
         loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -148,7 +148,11 @@ class MarginRankingLoss(RuntimeOp):
     residuals = ("x1", "x2", "target")
     gradients = ("x1", "x2", "target")
     kinds = {"margin": "float", "reduction": ("none", "mean", "sum")}
-    forward = (Rowwise.of(margin_ranking_loss_forward, kept=(), reduced=("...",), finish=margin_ranking_loss_finish),)
+    forward = (
+        Rowwise.of(
+            margin_ranking_loss_forward, kept=(), reduced=("...",), finish=margin_ranking_loss_finish, single=True
+        ),
+    )
     backward = (Elementwise.of(margin_ranking_loss_backward),)
 
 

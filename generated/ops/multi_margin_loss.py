@@ -29,7 +29,7 @@ def multi_margin_loss_forward(
     each_mean_part_ptr, weight_stride_C: tl.int64, size_C: tl.int64, x_stride_C: tl.int64, kept_sizes,
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, margin: tl.float64, P_IS_1: tl.constexpr,
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -41,7 +41,7 @@ def multi_margin_loss_forward(
     xt = rows.take(x_row, target, x_stride_C, size_C, exists, COMPUTE)
     each_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -116,12 +116,12 @@ def multi_margin_loss_finish(
 def multi_margin_loss_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -238,12 +238,15 @@ class MultiMarginLoss(RuntimeOp):
     saved = (Tensor("wt", "...", "compute"), Tensor("xt", "...", "compute"))
     scratch = (Tensor("each", "...", "compute"),)
     forward = (
-        Rowwise.of(multi_margin_loss_forward, kept=("...",), reduced=("C",), finish=multi_margin_loss_finish),
+        Rowwise.of(
+            multi_margin_loss_forward, kept=("...",), reduced=("C",), finish=multi_margin_loss_finish, single=True
+        ),
         Rowwise.of(
             multi_margin_loss_forward_loss,
             kept=(),
             reduced=("...",),
             finish=multi_margin_loss_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )

@@ -28,7 +28,7 @@ def multilabel_soft_margin_loss_forward(
     weight_reduced_strides, each_ptr, each_kept_strides, loss_ptr, loss_kept_strides, each_part_ptr, kept_sizes,
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
@@ -36,7 +36,7 @@ def multilabel_soft_margin_loss_forward(
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -87,12 +87,12 @@ def multilabel_soft_margin_loss_finish(
 def multilabel_soft_margin_loss_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -225,12 +225,14 @@ class MultilabelSoftMarginLoss(RuntimeOp):
             kept=("...",),
             reduced=("C",),
             finish=multilabel_soft_margin_loss_finish,
+            single=True,
         ),
         Rowwise.of(
             multilabel_soft_margin_loss_forward_loss,
             kept=(),
             reduced=("...",),
             finish=multilabel_soft_margin_loss_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )

@@ -91,7 +91,7 @@ def nll_loss_backward(
     target_ptr, target_kept_strides, dloss_ptr, dloss_kept_strides, wt_ptr, wt_kept_strides, total_ptr, weight_ptr,
     dx_ptr, dx_kept_strides, dx_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
     span: tl.int64, ignore_index: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     ignore_index = scalar(ignore_index, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
@@ -110,7 +110,7 @@ def nll_loss_backward(
     if reduction == "mean":
         g = divide(dloss, total)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -141,7 +141,7 @@ class NllLoss(RuntimeOp):
     kinds = {"ignore_index": "int", "reduction": ("none", "mean", "sum")}
     saved = (Tensor("wt", "B, ...", "compute"), Tensor("total", "", "compute"))
     forward = (Rowwise.of(nll_loss_forward, kept=(), reduced=("B", "...")),)
-    backward = (Rowwise.of(nll_loss_backward, kept=("B", "..."), reduced=("C",)),)
+    backward = (Rowwise.of(nll_loss_backward, kept=("B", "..."), reduced=("C",), single=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c1": (-1.0)}

@@ -72,7 +72,7 @@ def rms_norm_backward(
     first, last = rows.share(n_kept, span, WIDE)
     dweight_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if not LOOP:  # the same for all rows
-        r, within = rows.column_tile(0, n_reduced, WIDE, RAGGED, BLOCK_R)
+        r, within = rows.own_columns(0, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         if weight_ptr is not None:
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
@@ -84,7 +84,7 @@ def rms_norm_backward(
         rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)
         dx_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -101,7 +101,7 @@ def rms_norm_backward(
             dx_mean_acc += tl.where(mask, g * xhat, 0.0)
         dx_mean = rows.mean(dx_mean_acc, n_reduced)
         for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-            r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+            r, within = rows.own_columns(start, n_reduced, WIDE, RAGGED, LOOP, BLOCK_R)
             r_at = coordinates(r, reduced_sizes, RAGGED)
             mask = exists & within
             x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
@@ -137,7 +137,7 @@ class RmsNorm(RuntimeOp):
     kinds = {"eps": "float", "offset": "float"}
     saved = (Tensor("rstd", "...", "compute"),)
     forward = (Rowwise.of(rms_norm_forward, kept=("...",), reduced=("N",)),)
-    backward = (Rowwise.of(rms_norm_backward, kept=("...",), reduced=("N",)),)
+    backward = (Rowwise.of(rms_norm_backward, kept=("...",), reduced=("N",), by_columns=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "offset_": self.attrs["offset"], "c2": (1.0 + self.attrs["offset"])}

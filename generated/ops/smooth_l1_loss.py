@@ -29,7 +29,7 @@ def smooth_l1_loss_forward(
     x_ptr, x_reduced_strides, target_ptr, target_reduced_strides, loss_ptr, loss_reduced_strides,
     loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
     beta: tl.float64, c1: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     beta = scalar(beta, COMPUTE)
     c1 = scalar(c1, COMPUTE)
@@ -37,7 +37,7 @@ def smooth_l1_loss_forward(
     if reduction == "mean" or reduction == "sum":
         loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -138,7 +138,9 @@ class SmoothL1Loss(RuntimeOp):
     residuals = ("x", "target")
     gradients = ("x", "target")
     kinds = {"reduction": ("none", "mean", "sum"), "beta": "float"}
-    forward = (Rowwise.of(smooth_l1_loss_forward, kept=(), reduced=("...",), finish=smooth_l1_loss_finish),)
+    forward = (
+        Rowwise.of(smooth_l1_loss_forward, kept=(), reduced=("...",), finish=smooth_l1_loss_finish, single=True),
+    )
     backward = (Elementwise.of(smooth_l1_loss_backward),)
 
     def scalars(self) -> dict[str, float]:

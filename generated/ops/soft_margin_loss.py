@@ -29,13 +29,13 @@ def soft_margin_loss_forward(
     x_ptr, x_reduced_strides, target_ptr, target_reduced_strides, loss_ptr, loss_reduced_strides,
     loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
     reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
         loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -133,7 +133,9 @@ class SoftMarginLoss(RuntimeOp):
     residuals = ("x", "target")
     gradients = ("x", "target")
     kinds = {"reduction": ("none", "mean", "sum")}
-    forward = (Rowwise.of(soft_margin_loss_forward, kept=(), reduced=("...",), finish=soft_margin_loss_finish),)
+    forward = (
+        Rowwise.of(soft_margin_loss_forward, kept=(), reduced=("...",), finish=soft_margin_loss_finish, single=True),
+    )
     backward = (Elementwise.of(soft_margin_loss_backward),)
 
 

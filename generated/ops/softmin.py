@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset
-from ..runtime.math import exp, minimum
+from ..runtime.math import exp
 from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
@@ -31,29 +31,21 @@ def softmin_forward(
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    e_bottom_acc = tl.full([BLOCK_K, BLOCK_R], float("inf"), COMPUTE)
+    e_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
+    y_total_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e_bottom_acc = minimum(e_bottom_acc, tl.where(mask, x, float("inf")))
-    e_bottom = rows.smallest(e_bottom_acc)
-    y_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+        e_top, y_total_acc = rows.beside_largest(e_top, y_total_acc, -x, mask, LOOP, HALF)
+    y_total = rows.of_finite(e_top, y_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e = exp(e_bottom - x, HALF)
-        y_total_acc += tl.where(mask, e, 0.0)
-    y_total = rows.total(y_total_acc)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
-        r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
-        r_at = coordinates(r, reduced_sizes, RAGGED)
-        mask = exists & within
-        x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e = exp(e_bottom - x, HALF)
+        e = exp(-x - e_top, HALF)
         y = e / y_total
         tl.store(y_ptr + offset(k, k_at, y_kept_strides) + offset(r, r_at, y_reduced_strides), y, mask=mask)
 

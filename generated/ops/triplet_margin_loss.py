@@ -30,7 +30,7 @@ def triplet_margin_loss_forward(
     loss_ptr, loss_kept_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, eps: tl.float64,
     margin: tl.float64, p: tl.float64, c3: tl.float64, swap: tl.constexpr, P_IS_2: tl.constexpr,
     reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
-    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     margin = scalar(margin, COMPUTE)
@@ -45,7 +45,7 @@ def triplet_margin_loss_forward(
     far_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if swap:
         other_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
-    for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
+    for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -103,12 +103,12 @@ def triplet_margin_loss_forward(
 def triplet_margin_loss_forward_loss(
     each_ptr, each_reduced_strides, loss_ptr, loss_total_part_ptr, kept_sizes, reduced_sizes, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -158,6 +158,7 @@ def triplet_margin_loss_backward(
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, margin: tl.float64, eps: tl.float64,
     c4: tl.float64, reduction: tl.constexpr, swap: tl.constexpr, P_IS_2: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     eps = scalar(eps, COMPUTE)
@@ -187,7 +188,7 @@ def triplet_margin_loss_backward(
     if swap:
         share_ = tl.where(far < other, 1, tl.where(far == other, 0.5, 0))  # of the negative's distance from the anchor
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
-    for start in range(first, last, BLOCK_R):
+    for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
@@ -264,16 +265,17 @@ class TripletMarginLoss(RuntimeOp):
     saved = (Tensor("near", "...", "compute"), Tensor("far", "...", "compute"), Tensor("other", "...", "compute"))
     scratch = (Tensor("each", "...", "compute"),)
     forward = (
-        Rowwise.of(triplet_margin_loss_forward, kept=("...",), reduced=("D",)),
+        Rowwise.of(triplet_margin_loss_forward, kept=("...",), reduced=("D",), single=True),
         Rowwise.of(
             triplet_margin_loss_forward_loss,
             kept=(),
             reduced=("...",),
             finish=triplet_margin_loss_forward_loss_finish,
+            single=True,
             when={"reduction": ("mean", "sum")},
         ),
     )
-    backward = (Rowwise.of(triplet_margin_loss_backward, kept=("...",), reduced=("D",)),)
+    backward = (Rowwise.of(triplet_margin_loss_backward, kept=("...",), reduced=("D",), single=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c3": host.div(1, self.attrs["p"]), "c4": (self.attrs["p"] - 1)}

@@ -1,7 +1,8 @@
 """What kernels of rows call: tiles of rows and columns, the ends of reductions, and sums over the rows.
 
 A program has BLOCK_K rows and walks over them BLOCK_R elements at a time; where a row fits in one tile (not LOOP) each walk is
-one step, the compiler sees that its loads are those of the walk before, and the row is read once.
+one step, the compiler sees that its loads are those of the walk before, and the row is read once. What is summed over the rows
+of wide rows is summed by programs that have BLOCK_R columns of many rows.
 """
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
     else:
         r = r.to(tl.int32)
     return r[None, :], r[None, :] < n_reduced
+
+
+@triton.jit
+def own_columns(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The elements of this step. Where it is one step: those of this program, for some columns alone can be summed."""
+    if LOOP:
+        return column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
+    else:
+        return column_tile(tl.program_id(1) * BLOCK_R, n_reduced, WIDE, RAGGED, BLOCK_R)
 
 
 @triton.jit
@@ -144,17 +154,57 @@ def smallest(acc):
 
 @triton.jit
 def exponentials(top, total, value, mask):
-    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows."""
+    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows.
+
+    One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
+    same for all, and `logarithm` takes it out.
+    """
     value = tl.where(mask, value, float("-inf"))
     larger = maximum(top, largest(value))
-    shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
-    return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+    if value.dtype == tl.float64:
+        shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
+        return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+    else:
+        bits = in_bits(larger)
+        scale = tl.exp2(tl.where(top == larger, 0.0, top * 1.4426950408889634 - bits))
+        raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -bits))
+        return larger, total * scale + tl.sum(raised, axis=1, keep_dims=True)
+
+
+@triton.jit
+def in_bits(top):
+    """log2(exp(top)), rounded; 0 for an infinity."""
+    return tl.where(isinf(top), 0.0, top * 1.4426950408889634)
+
+
+@triton.jit
+def beside_largest(top, total, value, mask, LOOP: tl.constexpr, HALF: tl.constexpr):
+    """Takes a tile into the largest value so far, and the sum of exp(value - largest) beside it. Where a row is one tile these
+    are the exponentials that the pass after this one needs again: the compiler has them once."""
+    larger = maximum(top, largest(tl.where(mask, value, float("-inf"))))
+    if LOOP:
+        shift = tl.where(larger == float("-inf"), 0.0, larger)  # nothing finite yet
+        total = total * exp(top - shift, HALF)
+    else:
+        shift = larger
+    return larger, total + tl.sum(tl.where(mask, exp(value - shift, HALF), 0.0), axis=1, keep_dims=True)
+
+
+@triton.jit
+def of_finite(top, total):
+    """The sum of exp(value - largest), for what is no number less itself is none."""
+    return tl.where(top == float("-inf"), float("nan"), total)
 
 
 @triton.jit
 def logarithm(top, total):
     """The logarithm of a sum of exponentials of which the largest was taken out."""
-    return log(total) + tl.where(isinf(top), 0.0, top)
+    shift = tl.where(isinf(top), 0.0, top)
+    if top.dtype == tl.float64:
+        return log(total) + shift
+    else:
+        rest = tl.fma(shift, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(top))
+        return log(total) - rest * 0.6931471805599453 + shift
 
 
 @triton.jit
@@ -319,5 +369,5 @@ def store_columns(acc, part_ptr, n_reduced, WIDE: tl.constexpr, LOOP: tl.constex
     """Writes the program's part of a sum over the rows, unless it is there already."""
     if part_ptr is not None:
         if not LOOP:
-            r, within = column_tile(0, n_reduced, WIDE, False, BLOCK_R)
+            r, within = own_columns(0, n_reduced, WIDE, False, LOOP, BLOCK_R)
             tl.store(part_ptr + tl.program_id(0) * n_reduced + r, tl.sum(acc, axis=0, keep_dims=True), mask=within)

@@ -25,10 +25,16 @@ CHUNK = 16384
 """Elements of a step where a row is longer: many warps, so that few rows are at work, and the second pass meets the L2."""
 ROW_BYTES = 8192
 """Bytes that a program of many rows reads in a step at least."""
+STEP = 8192
+"""Bytes that a program reads in a step where it walks once over a long row."""
+MANY = 256
+"""Rows that are enough for a device where a program of few warps has one."""
 STAGES = 3
-"""Tiles that a program of many rows has in hand at most."""
+"""Tiles that a program of many rows, or of one long row, has in hand at most."""
 SHARED = 96 * 1024
 """Bytes of shared memory that a program takes for them at most: what every device has."""
+COLUMNS = 1024
+"""Columns of a program that sums over the rows, where a row is no single tile: a launch of its own, that reads the rows again."""
 IN_FLIGHT = 32 * 1024
 """Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
@@ -45,11 +51,16 @@ class Rowwise(Stage):
     reduced: tuple[str, ...] = ()
     finish: Kernel | None = None
     """The second kernel where several programs share a row."""
+    by_columns: bool = False
+    """Whether what is summed over the rows needs nothing of a whole row."""
+    single: bool = False
+    """Whether a row is walked over once."""
 
     @staticmethod
-    def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None,
-           when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
-        return Rowwise(Kernel.of(function), when or {}, kept, reduced, None if finish is None else Kernel.of(finish))
+    def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None, by_columns: bool = False,
+           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+        end = None if finish is None else Kernel.of(finish)
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single)
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
@@ -90,30 +101,37 @@ class Rowwise(Stage):
         }
         taken = self.kernel.abi.names
         partial = [n for n in call.outputs if f"{n}_part_ptr" in taken and f"{n}_ptr" not in taken]
-        launch = self._launch(call, bound, space, partial, _sizes(extents))
+        sizes = _sizes(extents)
+        launch = self._launch(call, bound, space, partial, sizes)
         if launch.grid[0] == 0:
             return
         if partial:
             n_reduced, parts = launch.values["n_reduced"], launch.grid[0]
             call.scratch |= {f"{n}_part": Meta(call.compute, (parts, n_reduced), (n_reduced, 1)) for n in partial}
+            if launch.grid[1] > 1 and any(n in call.outputs and f"{n}_ptr" in taken for n in bound):
+                call.launches.append(self._launch(call, bound, space, (), sizes))
+                launch = replace(launch, pointers={p: n for p, n in launch.pointers.items() if n not in call.outputs})
             call.launches.append(launch)
             call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
-        elif self.finish is not None and self._sums(call) and (shares := self._shares(launch)) > 1:
+        elif self.finish is None or not self._sums(call):
+            call.launches.append(self._spread(launch))
+        elif (shares := self._shares(launch)) > 1:
             self._shared(call, self.finish, launch, shares)
         else:
-            call.launches.append(self._spread(launch))
+            call.launches.append(launch)
 
     def _sums(self, call: Call) -> bool:
         """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
         return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
 
     def _spread(self, launch: Launch) -> Launch:
-        """Without a reduction programs may share the elements of a row as they are."""
+        """Without a reduction programs may share the elements of a row as they are; under some choices there may be one."""
         names = launch.kernel.abi.names
-        if "span" not in names or any(n.endswith("_part_ptr") for n in names):
+        if "span" not in names or self.finish is None and any(n.endswith("_part_ptr") for n in names):
             return launch
         values = launch.values
-        span = cdiv(cdiv(values["n_reduced"], self._shares(launch)), values["BLOCK_R"]) * values["BLOCK_R"]
+        shares = min(65535, cdiv(values["n_reduced"], values["BLOCK_R"]))
+        span = cdiv(cdiv(values["n_reduced"], shares), values["BLOCK_R"]) * values["BLOCK_R"] if shares else 0
         parts = max(1, cdiv(values["n_reduced"], max(span, 1))) if values["LOOP"] else 1
         return replace(launch, grid=(launch.grid[0], parts, 1), values={**values, "span": span})
 
@@ -210,7 +228,12 @@ class Rowwise(Stage):
         split = split_space(space, pattern)
         of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
         single = call.compute in ("f32", "i32", "bool")
-        tile = Tile.of(split, bool(partial), call.multiprocessors, self._row_bytes(call, bound, axes), single)
+        row_bytes = self._row_bytes(call, bound, axes)
+        once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
+        tile, columns = Tile.of(split, bool(partial), call.multiprocessors, row_bytes, single, once), 1
+        along = not (split.inner_kept and split.n_kept > 1)  # memory runs along the rows' elements
+        if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
+            tile, columns = Tile.of_columns(split, call.multiprocessors), cdiv(split.n_reduced, COLUMNS)
         values: dict[str, Any] = {
             **call.op.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
             "span": tile.span if of_rows else split.n_reduced, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
@@ -249,7 +272,7 @@ class Rowwise(Stage):
         there = {*bound, *(f"{n}_part" for n in partial)}
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
-        return Launch(self.kernel, (programs, 1, 1), pointers, values, tile.warps)
+        return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps)
 
     def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
         """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
@@ -297,16 +320,28 @@ class Tile:
     """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
 
     @staticmethod
-    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool) -> Tile:
+    def of_columns(split: Split, multiprocessors: int) -> Tile:
+        """COLUMNS of a share of the rows: four programs a multiprocessor."""
+        rows = cdiv(split.n_kept, 2)
+        parts = max(1, min(rows, 4 * multiprocessors // cdiv(split.n_reduced, COLUMNS)))
+        span = 2 * cdiv(rows, parts)
+        return Tile(2, COLUMNS, False, 4, span, cdiv(split.n_kept, span) if span else 1, STAGES)
+
+    @staticmethod
+    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool, once: bool = False) -> Tile:
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
 
         Args:
             row_bytes: of an element, in all tensors that have rows and are read.
             single: whether what is computed has 32 bits.
+            once: whether a row is walked over once.
         """
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
         most = 1 << (max(split.n_kept, 1) - 1).bit_length()
+        if once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
+            block_r = max(512, min(STEP // 2, 1 << (STEP // row_bytes).bit_length() >> 1))
+            return Tile(1, block_r, True, 4, 1, split.n_kept, STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))

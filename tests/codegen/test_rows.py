@@ -72,7 +72,8 @@ def test_an_override_that_cannot_be_is_refused(asked: str, forward: str, reason:
 
 
 @pytest.mark.parametrize(("forward", "passes"), [
-    ("y = x / sum(x, C)", 2), ("y = exp(x - max(x, C)) / sum(exp(x - max(x, C)), C)", 3), ("y = x - mean(x, C) - max(x, C)", 2),
+    ("y = x / sum(x, C)", 2), ("y = exp(x - max(x, C)) / sum(exp(x - max(x, C)), C)", 2),
+    ("y = exp(x - max(x, C)) / sum(exp(x + max(x, C)), C)", 3), ("y = exp(x) / sum(exp(2 * x - max(x, C)), C)", 3), ("y = x - mean(x, C) - max(x, C)", 2),
     ("y = (x - mean(x, C)) * rsqrt(var(x, C) + 1)", 3),
 ])  # fmt: skip
 def test_a_row_is_walked_as_often_as_its_reductions_depend_on_each_other(
