@@ -29,8 +29,8 @@ def binary_cross_entropy_with_logits_forward(
     x_ptr, x_reduced_strides, target_ptr, target_reduced_strides, weight_ptr, weight_reduced_strides,
     pos_weight_ptr, pos_weight_reduced_strides, loss_ptr, loss_reduced_strides, loss_total_part_ptr, kept_sizes,
     reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, reduction: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
+    HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
@@ -46,7 +46,7 @@ def binary_cross_entropy_with_logits_forward(
             weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
         if pos_weight_ptr is not None:
             pos_weight = tl.load(pos_weight_ptr + offset(r, r_at, pos_weight_reduced_strides), mask=within).to(COMPUTE)
-        tail = softplus(-tl.abs(x))
+        tail = softplus(-tl.abs(x), HALF)
         hit = maximum(-x, 0) + tail  # -log(sigmoid(x))
         miss = maximum(x, 0) + tail  # -log(1 - sigmoid(x))
         if weight_ptr is not None and pos_weight_ptr is not None:

@@ -21,7 +21,7 @@ def reference(x, target, weight, reduction="mean"):
 CASE = Case(
     module.binary_cross_entropy,
     module.BinaryCrossEntropy,
-    domains={"x": (1e-09, 0.999999), "target": (0.0, 1.0)},
+    domains={"x": (1e-09, 0.999999), "target": (0.0, 1.0), "weight": (0.25, 4.0)},
     reference=reference,
 )
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]

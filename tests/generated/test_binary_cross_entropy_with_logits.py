@@ -28,7 +28,7 @@ def reference(x, target, weight, pos_weight, reduction="mean"):
 CASE = Case(
     module.binary_cross_entropy_with_logits,
     module.BinaryCrossEntropyWithLogits,
-    domains={"target": (0.0, 1.0)},
+    domains={"target": (0.0, 1.0), "weight": (0.25, 4.0), "pos_weight": (0.25, 4.0)},
     reference=reference,
 )
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
