@@ -41,4 +41,11 @@ def test_every_kernel_compiles_for_sm_90_with_wide_loads(dtype: str) -> None:
 
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
 def test_one_of_each_kind_compiles_elsewhere(target: str) -> None:
-    assert len(compiled(target, "bf16", "add", "gelu", "glu", "pow", "rms_norm", "amax", "all", "logsumexp")) >= 18
+    assert (
+        len(
+            compiled(
+                target, "bf16", "add", "gelu", "glu", "pow", "rms_norm", "amax", "all", "logsumexp", "cumprod", "argmax"
+            )
+        )
+        >= 21
+    )
