@@ -39,7 +39,7 @@ IN_FLIGHT = 32 * 1024
 """Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
-BUSY = 8192
+BUSY = 4096
 """Warps that fill a device: below that rows are shared."""
 
 
@@ -159,8 +159,8 @@ class Rowwise(Stage):
         }
         pointers = {**launch.pointers, **{f"{n}_ptr": n for n in scratch}}
         first = replace(launch, grid=(launch.grid[0], parts, 1), pointers=pointers, values={**values, "span": span})
-        block = min(1024, 1 << (parts - 1).bit_length())
-        block_k = max(1, min(1024 // block, 1 << (n_kept - 1).bit_length()))
+        block = min(1024, 1 << (cdiv(values["n_reduced"], SHARE) - 1).bit_length())  # whatever the number of rows
+        block_k = 1024 // block
         own = {n: v for n, v in values.items() if n not in ("reduced_sizes", "span")}
         own |= {"n_parts": parts, "BLOCK_R": block, "BLOCK_K": block_k, "RAGGED": True}
         second = Launch(
