@@ -114,7 +114,7 @@ def test_only_what_is_needed(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_nothing_to_reduce(name: str) -> None:
     """C054: of no element the mean is NaN, the sum 0, and the gradient empty."""
-    for shape in ((0, 3), (0,), (0, 2, 3)):
+    for shape in ((0, 3), (0,) if name in STRETCHING else (0, 1), (2, 0, 3)):
         for attrs in each(name):
             agree(name, operands(name, shape), attrs)
 
@@ -130,11 +130,7 @@ def test_many_programs_and_the_same_bits(name: str, monkeypatch: pytest.MonkeyPa
         found = []
         for run in range(runs):
             monkeypatch.setenv("PULLBACK_DEBUG", str(run % 2))
-            found.append(
-                [got for _, got, _ in rows.pair(name, given, attrs, seeds)]
-                if run < 2 or shape[0] < 2
-                else once(name, given, attrs)
-            )
+            found.append(once(name, given, attrs))
         monkeypatch.setenv("PULLBACK_DEBUG", "0")
         assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
@@ -154,15 +150,15 @@ def test_one_bad_element(name: str, bad: float) -> None:
     clean = operands(name, (5, 6))
     key = tensors(name)[0].name
     stained = {**clean, key: clean[key].clone()}
-    stained[key][2, 3] = bad
+    stained[key][2, slice(None) if name in CLASSES else 3] = bad  # whatever class is the target
+    others = torch.arange(5, device=DEVICE) != 2
     for attrs in each(name):
-        plain, found = ({k: g for k, g, _ in rows.pair(name, v, attrs, seeds)} for v in (clean, stained))
+        plain, found = (once(name, v, attrs) for v in (clean, stained))
         if attrs["reduction"] != "none":
-            assert not math.isnan(bad) or found["output 0"].isnan()
-        else:
-            y, others = found["output 0"], torch.arange(5) != 2
-            assert not math.isnan(bad) or y[2].isnan().any()
-            assert all(torch.equal(found[k][others], plain[k][others]) for k in plain if plain[k].shape[:1] == (5,))
+            assert not math.isnan(bad) or found[0].isnan()
+            continue
+        assert not math.isnan(bad) or found[0][2].isnan().any()
+        assert all(torch.equal(a[others], b[others]) for a, b in zip(found, plain) if a.shape[:1] == (5,))
 
 
 BROADCASTS = [((4, 1), (1, 6)), ((6,), (4, 6)), ((4, 6), (6,)), ((), (4, 6)), ((4, 6), ()), ((2, 1, 3, 4), (2, 1, 3, 1)),
@@ -206,11 +202,7 @@ def test_classes_at_the_second_dim(name: str, shape: tuple[int, ...]) -> None:
         for attrs, kind in zip(each(name), itertools.cycle((torch.int32, torch.int64))):
             for w in (weight, None):
                 given = {"x": view, "target": target.to(kind), "weight": w}
-                theirs = {**given, "target": target}
-                for (key, got, _), (_, _, want) in zip(
-                    rows.pair(name, given, attrs, seeds), rows.pair(name, theirs, attrs, seeds)
-                ):
-                    assert torch.allclose(got.cpu().double(), want, rtol=1e-5, atol=1e-5, equal_nan=True), (key, attrs)
+                agree(name, given, attrs)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -284,7 +276,7 @@ def test_padding_has_no_probability(classes: int, low: float) -> None:
         agree(
             "cross_entropy_soft",
             {"x": x[:, :999], "target": torch.softmax(x[:, :999], 1), "weight": None},
-            attrs_of("cross_entropy_soft"),
+            {**attrs_of("cross_entropy_soft"), "reduction": "none"},
         )
 
 
