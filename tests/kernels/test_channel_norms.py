@@ -232,3 +232,26 @@ def test_gradients_of_weights_are_the_same_bits(name: str, monkeypatch: pytest.M
         monkeypatch.setenv("PULLBACK_DEBUG", str(run % 2))
         found.append(torch.autograd.grad(y, [x, w, b], dy, retain_graph=True))
     assert all(torch.equal(p, q) for other in found[1:] for p, q in zip(found[0], other))
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "group_norm"])
+def test_a_nan_stays_in_its_group(name: str) -> None:
+    """The channel, or the group of one example, is NaN; no bit of another changes."""
+    buffers = [torch.zeros(6, device=DEVICE), torch.ones(6, device=DEVICE)]
+    clean = drawn((3, 6, 5), "f32")
+    stained = clean.clone()
+    stained[1, 2, 3] = torch.nan
+    results = []
+    for x in (clean, stained):
+        leaf = x.requires_grad_()
+        y = (
+            generated.batch_norm(leaf, *buffers, training=True)
+            if name == "batch_norm"
+            else generated.group_norm(leaf, 3)
+        )
+        results.append([y.detach(), *torch.autograd.grad(y, leaf, drawn((3, 6, 5), "f32", 9))])
+    bad = torch.zeros(3, 6, 5, device=DEVICE, dtype=torch.bool)
+    bad[:, 2] = name == "batch_norm"
+    bad[1, 2:4] |= name == "group_norm"
+    for plain, found in zip(*results):
+        assert torch.equal(found[~bad], plain[~bad]) and found[bad].isnan().all()
