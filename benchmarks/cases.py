@@ -88,14 +88,7 @@ class Entry:
             rows, cols = max(1, rows * cols // self.attrs[name]), self.attrs[name]
         placed = self.instance.axis_position()
         part = placed[0] if placed else ""  # a pack that is placed is a part of `...`
-        named = [
-            a
-            for t in self.tensors
-            for d in parse_dims(t.dims)
-            if not d.pack or d.axes[0] not in ("...", part)
-            for a, f in zip(d.axes, d.fixed)
-            if not f
-        ]
+        named = self._named(part)
         parts = max([1, *(math.prod(f or 1 for f in d.fixed) for t in self.tensors for d in parse_dims(t.dims))])
         shape: list[int] = []
         for dim in parse_dims(tensor.dims):
@@ -107,6 +100,15 @@ class Entry:
         if layout in ("row", "column") and tensor is self._stretching[-1]:
             return tuple(shape[-1:]) if layout == "row" else (*shape[:-1], 1)
         return tuple(shape)
+
+    def _named(self, placed: str) -> list[str]:
+        """Axes that are neither `...`, nor the pack that an attr places, nor of fixed extent."""
+        dims = [d for t in self.tensors for d in parse_dims(t.dims) if not d.pack or d.axes[0] not in ("...", placed)]
+        return [a for d in dims for a, f in zip(d.axes, d.fixed) if not f]
+
+    def extent(self, axis: str, cols: int) -> int:
+        """Of a named axis of extents that nothing fixes."""
+        return cols if axis == self._named("")[-1] else _OTHER_EXTENT
 
     def names(self) -> tuple[str, ...]:
         return tuple(t.name for t in self.tensors)
@@ -134,7 +136,7 @@ def entries(folder: Path = ROOT / "tests" / "generated", only: Sequence[str] = (
 
 def variants(op: str, case: Case, base: Mapping[str, Any]) -> list[Entry]:
     kinds = case.op.kinds
-    base = {**base, **{n: WIDTH for n, kind in kinds.items() if kind == "shape"}}
+    base = {**base, **{n: WIDTH if kinds[n] == "shape" else _OTHER_EXTENT for n in case.op.sized.values()}}
     choices = {n: kind for n, kind in kinds.items() if isinstance(kind, tuple)}
     limits = _limits(case, base)
     out = []
@@ -219,6 +221,9 @@ class Operands:
         low, high = self.entry.case.domains.get(tensor.name, (-math.inf, math.inf))
         if kind == "bool":
             return torch.rand(count, device=self.device) < 0.5
+        if tensor.indexes:
+            below = self.entry.extent(tensor.indexes, self.cols)
+            return torch.randint(below, (count,), device=self.device, dtype=TORCH[kind])
         if kind in INTS:
             return torch.randint(
                 int(max(low, -9)), int(min(high, 9)) + 1, (count,), device=self.device, dtype=TORCH[kind]
@@ -282,7 +287,8 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     metas = {n: Meta(kinds[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
     kept = op.plan_forward(metas).saved if getattr(op, "saved", ()) else {}
     saved = {n: math.prod(m.shape) * ITEM_SIZES[m.dtype] for n, m in kept.items()}
-    return sum(saved[n] if n in saved else size(everything[n]) for n in names if n in saved or n in everything)
+    there = [n for n in names if n in saved or n in everything]  # some statistics are kept under some choices alone
+    return sum(saved[n] if n in saved else size(everything[n]) for n in there)
 
 
 def _shared(op: Any, name: str, launched: Sequence[str], given: Mapping[str, torch.Tensor]) -> bool:

@@ -445,8 +445,8 @@ def _below(part: Part) -> frozenset[str]:
 
 
 def _free_axes(parts: Sequence[Part]) -> frozenset[str]:
-    """Where nothing is reduced: the axes that something lacks."""
+    """Where nothing is reduced: the axes that most tensors lack, so that these have one value a row."""
     whole = frozenset[str]().union(*(_below(p) for p in parts))
     lacking = [whole - n.axes for p in parts for n in walk([s.node for s in p.stores]) if n.op == "read" and n.axes]
     found = [a for a in lacking if a and a != whole]
-    return max(found, key=len) if found else whole
+    return max(found, key=lambda a: (found.count(a), len(a))) if found else whole

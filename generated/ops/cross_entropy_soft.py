@@ -161,10 +161,10 @@ def cross_entropy_soft_forward_loss_finish(
 @triton.jit
 def cross_entropy_soft_backward(
     x_ptr, x_kept_strides, x_reduced_strides, target_ptr, target_kept_strides, target_reduced_strides, weight_ptr,
-    weight_kept_strides, dloss_ptr, dloss_reduced_strides, lse_ptr, lse_reduced_strides, mass_ptr,
-    mass_reduced_strides, dx_ptr, dx_kept_strides, dx_reduced_strides, dtarget_ptr, dtarget_kept_strides,
-    dtarget_reduced_strides, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64,
-    c0: tl.float64, label_smoothing: tl.float64, reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
+    weight_reduced_strides, dloss_ptr, dloss_kept_strides, lse_ptr, lse_kept_strides, mass_ptr, mass_kept_strides,
+    dx_ptr, dx_kept_strides, dx_reduced_strides, dtarget_ptr, dtarget_kept_strides, dtarget_reduced_strides,
+    kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, c0: tl.float64,
+    label_smoothing: tl.float64, reduction: tl.constexpr, HALF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -174,12 +174,14 @@ def cross_entropy_soft_backward(
     k_at = coordinates(k, kept_sizes, True)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + offset(k, k_at, weight_kept_strides), mask=exists).to(COMPUTE)
     if reduction == "mean" or reduction == "sum":
         dloss = tl.load(dloss_ptr).to(COMPUTE)
+    else:
+        dloss = tl.load(dloss_ptr + offset(k, k_at, dloss_kept_strides), mask=exists).to(COMPUTE)
+    lse = tl.load(lse_ptr + offset(k, k_at, lse_kept_strides), mask=exists).to(COMPUTE)
+    mass = tl.load(mass_ptr + offset(k, k_at, mass_kept_strides), mask=exists).to(COMPUTE)
     if reduction == "mean":
-        g = divide(dloss, scalar(n_reduced, COMPUTE))
+        g = divide(dloss, scalar(n_kept, COMPUTE))
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
     for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -187,14 +189,11 @@ def cross_entropy_soft_backward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         target = tl.load(target_row + offset(r, r_at, target_reduced_strides), mask=mask).to(COMPUTE)
-        if reduction == "none":
-            dloss = tl.load(dloss_ptr + offset(r, r_at, dloss_reduced_strides), mask=within).to(COMPUTE)
-        lse = tl.load(lse_ptr + offset(r, r_at, lse_reduced_strides), mask=within).to(COMPUTE)
-        mass = tl.load(mass_ptr + offset(r, r_at, mass_reduced_strides), mask=within).to(COMPUTE)
         if weight_ptr is not None:
-            q = weight * (c0 * target + label_smoothing / scalar(n_kept, COMPUTE))
+            weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
+            q = weight * (c0 * target + label_smoothing / scalar(n_reduced, COMPUTE))
         else:
-            q = c0 * target + label_smoothing / scalar(n_kept, COMPUTE)
+            q = c0 * target + label_smoothing / scalar(n_reduced, COMPUTE)
         if reduction == "mean":
             dx = g * (exp(x - lse, HALF) * mass - q)
         else:
@@ -245,7 +244,7 @@ class CrossEntropySoft(RuntimeOp):
             when={"reduction": ("mean", "sum")},
         ),
     )
-    backward = (Rowwise.of(cross_entropy_soft_backward, kept=("C",), reduced=("B", "..."), single=True),)
+    backward = (Rowwise.of(cross_entropy_soft_backward, kept=("B", "..."), reduced=("C",), single=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c0": (1 - self.attrs["label_smoothing"])}

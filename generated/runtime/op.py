@@ -86,7 +86,7 @@ class RuntimeOp:
     def require(self) -> None:
         """Raises TypeError where an attr is of another kind, ValueError where it is not among its choices."""
         for name, kind in self.kinds.items():
-            value = self.attrs[name]
+            value, counted = self.attrs[name], name in self.sized.values() and kind == "int"
             name = self.named.get(name, name)
             if isinstance(kind, tuple):
                 if value not in kind:
@@ -95,6 +95,8 @@ class RuntimeOp:
                 raise TypeError(
                     f"{self.name}: `{name}` is {value!r:.40}; it takes {_KINDS[kind.partition('*')[0].rstrip('?')]}"
                 )
+            elif counted and value < 1:
+                raise ValueError(f"{self.name}: `{name}` is {value}; it is the extent of an axis")
 
     def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
         """Raises ValueError where tensors are not as the spec requires: `size` has the product of the extents of axes and packs,
@@ -460,6 +462,7 @@ class RuntimeOp:
         dims = layout.parse_dims(tensor.dims)
         shape: list[int] = []
         strides: list[int] = []
+        sliced = False
         linear = space.linear()
         for dim in dims:
             axes = (
@@ -472,9 +475,12 @@ class RuntimeOp:
                 strides += [linear[a] for a in axes]
             else:
                 shape.append(math.prod(extents.get(a, dim.fixed[k]) for k, a in enumerate(axes)))
-                strides.append(linear.get(axes[-1], 1))
+                own = [(linear[a], extents[a]) for a in axes if a in linear and extents[a] != 1]
+                strides.append(own[-1][0] if own else 1)
+                # Other dims may lie between the factors of a dim: of one that is a whole, its order is not theirs.
+                sliced |= any(outer != step * n for (outer, _), (step, n) in zip(own, own[1:]))
         whole = tuple(shape)
-        sliced = any(n in self.sliced for d in dims for n in d.axes)
+        sliced |= any(n in self.sliced for d in dims for n in d.axes)
         placed = self.axis_position()
         reduced = sum(a[0] == placed[0] for a in extents) if placed else 0
         return self._placed(tensor, Meta(dtype, whole, dense_strides(whole) if sliced else tuple(strides)), reduced)

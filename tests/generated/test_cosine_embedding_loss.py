@@ -13,7 +13,11 @@ from generated.runtime.testing import Case
 def reference(x1, x2, target, margin=0, reduction="mean"):
     return (lambda each: {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction])(
         torch.nn.functional.cosine_embedding_loss(
-            x1.reshape(-1, x1.shape[-1]), x2.reshape(-1, x2.shape[-1]), target.reshape(-1), margin, reduction="none"
+            x1.reshape(target.numel(), x1.shape[-1]),
+            x2.reshape(target.numel(), x2.shape[-1]),
+            target.reshape(-1),
+            margin,
+            reduction="none",
         ).reshape(target.shape)
     )
 
