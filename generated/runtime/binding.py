@@ -38,6 +38,7 @@ class _Torch:
         self.dtypes = {v: k for k, v in self.names.items()}
         self.function = _autograd_function(torch)
         self.processors: dict[Any, int] = {}
+        self.most: dict[Any, int] = {}
 
     def multiprocessors(self, device: torch.device) -> int:
         if device.type != "cuda":
@@ -45,6 +46,14 @@ class _Torch:
         if device not in self.processors:
             self.processors[device] = self.torch.cuda.get_device_properties(device).multi_processor_count
         return self.processors[device]
+
+    def warps(self, device: torch.device) -> int:
+        """The most warps of a program: it has 1024 threads at most, and a warp 32 or 64 of them."""
+        if device.type != "cuda":
+            return 32
+        if device not in self.most:
+            self.most[device] = 1024 // self.torch.cuda.get_device_properties(device).warp_size
+        return self.most[device]
 
 
 _found: _Torch | None = None
@@ -202,15 +211,15 @@ def _launch(
     numbers = op.numbers(given)
     if device.type == "cuda":
         with lib.torch.cuda.device(device):
-            _run(plan, tensors, numbers)
+            _run(plan, tensors, numbers, lib.warps(device))
     else:
-        _run(plan, tensors, numbers)
+        _run(plan, tensors, numbers, lib.warps(device))
 
 
-def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float], most: int = 32) -> None:
     for launch in plan.launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
-        launch.kernel.function[launch.grid](*arguments, num_warps=launch.warps, enable_fp_fusion=_FUSION)
+        launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
 
 
 def _planned(op: RuntimeOp, plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:

@@ -501,11 +501,12 @@ def atanh(x, HALF: tl.constexpr = False):
 
 @triton.jit
 def turned(x, h, SIDES: tl.constexpr):
-    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17."""
+    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17. Of no turn x itself, -0 too."""
     if SIDES == 1:
-        return fma(h, 3.4302490200117637e-15, fma(h, 8.742277657347586e-08, fma(h, -3.1415927410125732, x)))
+        r = fma(h, 3.4302490200117637e-15, fma(h, 8.742277657347586e-08, fma(h, -3.1415927410125732, x)))
     else:
-        return fma(h, 1.7151245100058819e-15, fma(h, 4.371138828673793e-08, fma(h, -1.5707963705062866, x)))
+        r = fma(h, 1.7151245100058819e-15, fma(h, 4.371138828673793e-08, fma(h, -1.5707963705062866, x)))
+    return tl.where(h == 0, x, r)
 
 
 @triton.jit

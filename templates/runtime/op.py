@@ -181,7 +181,12 @@ class RuntimeOp:
         )
 
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
-        for stage in active(stages, wanted, [t.name for t in self.scratch], self.choices()):
+        scratch = [t.name for t in self.scratch]
+        running = active(stages, wanted, scratch, self.choices())
+        for name in scratch:  # what one stage alone names is handed to no other
+            if sum(name in s.names for s in running) < 2:
+                call.wanted.pop(name, None)
+        for stage in running:
             stage.plan(call)
 
     def numbers(self, given: Mapping[str, Any]) -> dict[str, float]:

@@ -4,6 +4,7 @@ cases.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -26,7 +27,7 @@ from codegen.spec import OpSpec  # noqa: E402
 from generated.runtime import binding  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Launch, Meta  # noqa: E402
+from generated.runtime.plan import Launch, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH, Case  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
 
@@ -145,6 +146,21 @@ STRETCHING = [n for n in OPS if stretching(n)]
 GRADIENTS = [n for n in OPS if op_class(n).gradients]
 FLOATING = [n for n in OPS if floating(n)]
 ELEMENTWISE = [n for n in OPS if op_class(n).elementwise]
+
+
+def ordinary(name: str) -> bool:
+    """Whether the dims are those of most ops: no loss, whose result may be one number, no norm of channels and no op with its
+    weights along the last dim of a pointwise formula. These have their like in test_losses, test_channel_norms and test_rows.
+    """
+    op = op_class(name)
+    grouped = any(d.grouped for t in op.params for d in parse_dims(t.dims))
+    along = op.elementwise and tensors(name)[0].dims.endswith(", N")
+    return not (
+        any(t.chosen for t in op.outputs) or any(t.indexes for t in tensors(name)) or op.buffers or grouped or along
+    )
+
+
+ORDINARY = [n for n in OPS if ordinary(n)]
 
 
 def tensor(values: Any, dtype: str = "f32") -> Any:
@@ -417,7 +433,7 @@ def test_operands_of_stride_zero_and_crossed_memory(name: str) -> None:
         same(differentiate(name, laid, attrs_of(name)), differentiate(name, dense, attrs_of(name)))
 
 
-@pytest.mark.parametrize("name", [n for n in GRADIENTS if len(op_class(n).gradients) > 1])
+@pytest.mark.parametrize("name", [n for n in GRADIENTS if len(op_class(n).gradients) > 1 and ordinary(n)])
 def test_each_gradient_goes_to_its_own_argument(name: str) -> None:
     """C049: by name, with operands that differ: against torch's own derivative of the reference in float64."""
     given = filled(name, [(5, 6)], "f64")
@@ -466,7 +482,7 @@ def test_gradients_of_an_outer_product() -> None:
     assert found["dx"].tolist() == [[10.0], [10.0], [10.0]] and found["dother"].tolist() == [[6.0, 6.0, 6.0, 6.0]]
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [n for n in PAIRS if ordinary(n)])
 def test_the_same_tensor_twice(name: str) -> None:
     """C013: of f(a, a) the gradient is the sum of both, as for two tensors that are equal."""
     a = filled(name, [(7,)])[tensors(name)[0].name].abs() + 0.5
@@ -525,7 +541,8 @@ MIXED = [("f16", "bf16"), ("bf16", "f32"), ("f32", "f64"), ("f16", "f16"), ("i32
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in STRETCHING if len(tensors(n)) == len(op_class(n).inputs) == 2 and specs()[n].reference]
+    "name",
+    [n for n in STRETCHING if ordinary(n) and len(tensors(n)) == len(op_class(n).inputs) == 2 and specs()[n].reference],
 )
 @pytest.mark.parametrize(("left", "right"), MIXED)
 def test_promotion_of_every_op_is_torchs(name: str, left: str, right: str) -> None:
@@ -582,7 +599,7 @@ def test_parameters_keep_their_own_dtype(name: str) -> None:
         assert near(found[f"d{n}"], exact[f"d{n}"], "f32", 64 if DEVICE == "cpu" else 256).all()
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("shape", [(), (1, 1), (5, 1), (1, 7)], ids=str)
 def test_extents_and_strides_of_one(name: str, shape: tuple[int, ...]) -> None:
     """C064: an integer argument that equals 1 becomes a constant in Triton: extents and strides of 1 too."""
@@ -645,7 +662,7 @@ def planned(name: str, given: dict[str, Any], needed: tuple[str, ...] | None = N
     return out
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ORDINARY)
 def test_offsets_past_two_to_the_31_are_planned_wide(name: str) -> None:
     """C068, C070: by extent (3.27e9 elements) or by stride (319 rows of 7,864,320); what is below stays narrow."""
     if any(t.dims not in ("...", "") for t in tensors(name)):
@@ -701,13 +718,26 @@ def test_grids_stay_within_their_limits_and_cover_everything(name: str) -> None:
                     assert y * launch.values["span"] >= launch.values["n_reduced"]
 
 
-WARPS = 16
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_warps_fit_every_device(name: str) -> None:
-    """C073: a wavefront of 64 lanes allows 16 warps a program, and no kernel asks for more."""
-    assert all(launch.warps <= WARPS for launch in planned(name, metas(name, (64, 128))))
+    """C073: a program has 1024 threads: 32 warps of 32, and where a wavefront has 64 lanes it is launched with 16."""
+    assert all(launch.warps <= 32 for launch in planned(name, metas(name, (64, 128))))
+
+
+def test_a_wavefront_of_64_lanes_gets_half_the_warps() -> None:
+    """C073: what is launched has as many warps as the device allows."""
+    asked: list[int] = []
+
+    class Function:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *arguments, num_warps, **options: asked.append(num_warps)
+
+    launch = planned("amax", metas("amax", (4, 32768)))[0]
+    wide = dataclasses.replace(launch, kernel=dataclasses.replace(launch.kernel, function=Function()), warps=32)
+    names = {n: None for n in wide.pointers.values()}
+    for most in (32, 16):
+        binding._run(Plan({}, launches=(wide,)), names, {}, most)
+    assert asked == [32, 16]
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -789,7 +819,7 @@ def test_nothing_that_autograd_holds_is_written(name: str) -> None:
         assert torch.equal(a.detach().nan_to_num(7.0), b.nan_to_num(7.0)) and torch.equal(a.isnan(), b.isnan())
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if ordinary(n)])
 def test_outputs_are_memory_of_their_own(name: str) -> None:
     """C087: no output is an input, a view of one, or another output, whatever the layout; gradients likewise."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
@@ -800,7 +830,7 @@ def test_outputs_are_memory_of_their_own(name: str) -> None:
         assert not set(own) & {v.untyped_storage().data_ptr() for v in given.values()} and len(set(own)) == len(own)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ORDINARY)
 def test_planned_strides_are_real_strides(name: str) -> None:
     """C087: what a plan says of an output, without any memory, is what a call returns."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
@@ -815,7 +845,7 @@ def test_planned_strides_are_real_strides(name: str) -> None:
             assert (tuple(y.shape), y.stride(), y.dtype) == (meta.shape, meta.strides, TORCH[meta.dtype])
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ORDINARY)
 def test_no_gradient_is_silently_missing(name: str) -> None:
     """C080, C120: an op gives a gradient, or says at the call that it has none; only steps to bool and int are
     silent.
@@ -880,7 +910,7 @@ def test_a_second_derivative_is_refused(name: str) -> None:
                 torch.autograd.grad(grad.sum(), [leaves[n], dy], retain_graph=True, allow_unused=True)
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("name", [n for n in GRADIENTS if ordinary(n)])
 def test_what_is_kept_goes_through_hooks_and_checkpoints(name: str) -> None:
     """C084: tensors are saved where autograd can see them: hooks may move them, a checkpoint computes them again."""
     given = filled(name, [(4, 6)])
@@ -1029,7 +1059,7 @@ def variant(launch: Launch) -> tuple[Any, ...]:
 LENGTHS = range(1000, 1025)
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if ordinary(n)])
 def test_lengths_share_their_kernels(name: str) -> None:
     """C092: over 25 neighbouring lengths and over row counts a kernel has the variant of multiples of 16, and one
     more.
@@ -1048,7 +1078,7 @@ def settings(name: str) -> Iterator[str]:
     yield from (n for n, kind in op_class(name).kinds.items() if kind == "float")
 
 
-@pytest.mark.parametrize("name", [n for n in OPS if list(settings(n))])
+@pytest.mark.parametrize("name", [n for n in ORDINARY if list(settings(n))])
 def test_values_of_attrs_share_a_kernel(name: str) -> None:
     """C092: a number that changes at each step, as a learning rate does, is an argument and no constant."""
     given = metas(name, (64, 128))
@@ -1112,7 +1142,7 @@ def test_no_kernel_is_tuned_by_running_it() -> None:
 SCATTERED = [n for n in GRADIENTS if len(tensors(n)) > 1 or tensors(n)[0].dims != "..."]
 
 
-@pytest.mark.parametrize("name", SCATTERED)
+@pytest.mark.parametrize("name", [n for n in SCATTERED if ordinary(n)])
 def test_more_dims_than_a_kernel_takes(name: str) -> None:
     """C046, C053: operands and cotangents of five and six dims that do not merge, named axes beside them or not."""
     given = filled(name, [(2, 3, 2, 2, 3, 2)])

@@ -22,23 +22,12 @@ NAN, INF = math.nan, math.inf
 LOSSES = [n for n in rows.ROWS if "reduction" in op_class(n).kinds]
 STRETCHING = [n for n in LOSSES if all(t.broadcast for t in tensors(n))]
 CLASSES = [n for n in LOSSES if any(t.indexes for t in tensors(n))]
-SIGNS = rows.present("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss")
-"""Losses whose target is 1 or -1."""
-F = torch.nn.functional
 
 
 def reductions(name: str) -> tuple[str, ...]:
     kind = op_class(name).kinds["reduction"]
     assert isinstance(kind, tuple)
     return kind
-
-
-def operands(name: str, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> dict[str, Any]:
-    """Random operands whose rows have a shape; where a target is a sign, it is one."""
-    given = rows.filled(name, shape, dtype, seed)
-    if name in SIGNS:
-        given["target"] = torch.where(given["target"] < 0, -1, 1).to(given["target"].dtype)
-    return given
 
 
 def seeds(outputs: list[Any]) -> list[Any]:
@@ -78,7 +67,7 @@ def test_values_and_gradients(name: str, reduction: str) -> None:
     """Each reduction, one row and many, one element a row and more than a tile has."""
     if reduction in reductions(name):
         for shape in SHAPES:
-            agree(name, operands(name, shape), {**attrs_of(name), "reduction": reduction})
+            agree(name, rows.filled(name, shape), {**attrs_of(name), "reduction": reduction})
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -86,13 +75,13 @@ def test_values_and_gradients(name: str, reduction: str) -> None:
 def test_dtypes(name: str, dtype: str) -> None:
     """One rounding at the store; integers beside floats of any kind."""
     for attrs in each(name):
-        agree(name, operands(name, (4, 37), dtype), attrs, dtype)
+        agree(name, rows.filled(name, (4, 37), dtype), attrs, dtype)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_layouts(name: str) -> None:
     """Transposed, sliced, every second element, operands of different layouts; the cotangent repeated or one value a row."""
-    given = operands(name, (4, 5, 6))
+    given = rows.filled(name, (4, 5, 6))
     views = {n: list(rows.layouts(v)) if v.dim() else [v] * 5 for n, v in given.items()}
     for turn, attrs in zip(range(5), itertools.cycle(each(name))):
         agree(name, {n: v[(turn + 2 * k) % 5] for k, (n, v) in enumerate(views.items())}, attrs)
@@ -102,7 +91,7 @@ def test_layouts(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_only_what_is_needed(name: str) -> None:
     """Every subset of the gradients, with each reduction, equals what all of them together give."""
-    given, gradients = operands(name, (3, 7)), op_class(name).gradients
+    given, gradients = rows.filled(name, (3, 7)), op_class(name).gradients
     for attrs in each(name):
         whole = {k: got for k, got, _ in rows.pair(name, given, attrs, seeds)}
         for needed in (c for n in range(len(gradients)) for c in itertools.combinations(gradients, n)):
@@ -116,7 +105,7 @@ def test_nothing_to_reduce(name: str) -> None:
     """C054: of no element the mean is NaN, the sum 0, and the gradient empty."""
     for shape in ((0, 3), (0,) if name in STRETCHING else (0, 1), (2, 0, 3)):
         for attrs in each(name):
-            agree(name, operands(name, shape), attrs)
+            agree(name, rows.filled(name, shape), attrs)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -125,7 +114,7 @@ def test_many_programs_and_the_same_bits(name: str, monkeypatch: pytest.MonkeyPa
     every second time."""
     attrs = {**attrs_of(name), "reduction": "mean"}
     for shape, runs in (((3001, 2), 10), ((1, 100_003), 2)):
-        given = operands(name, shape)
+        given = rows.filled(name, shape)
         agree(name, given, attrs)
         found = []
         for run in range(runs):
@@ -147,7 +136,7 @@ def once(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_one_bad_element(name: str, bad: float) -> None:
     """C016: a NaN reaches the mean and the sum; of no reduction, and in the gradient, rows beside it keep their bits."""
-    clean = operands(name, (5, 6))
+    clean = rows.filled(name, (5, 6))
     key = tensors(name)[0].name
     stained = {**clean, key: clean[key].clone()}
     stained[key][2, slice(None) if name in CLASSES else 3] = bad  # whatever class is the target
@@ -171,7 +160,7 @@ def test_operands_that_stretch(name: str, shapes: tuple[tuple[int, ...], tuple[i
     """C050: the gradient of what was broadcast is the sum over what it was stretched along, with each reduction."""
     given = {}
     for k, t in enumerate(tensors(name)):
-        given[t.name] = operands(name, shapes[k % 2], seed=k)[t.name]
+        given[t.name] = rows.filled(name, shapes[k % 2], seed=k)[t.name]
     for attrs in each(name):
         agree(name, given, attrs)
 
