@@ -525,7 +525,7 @@ def sin(x, HALF: tl.constexpr = False):
         y = sine_of(turned(x, t - 12582912.0, 1), t)
         if tl.max(tl.abs(x)) > 1e5:
             y = tl.sin(x)
-        return y
+        return tl.where(x == 0, x, y)  # of -0 it is -0
     else:
         return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 

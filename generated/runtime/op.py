@@ -181,7 +181,7 @@ class RuntimeOp:
         )
 
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
-        scratch = [t.name for t in self.scratch]
+        scratch = [t.name for t in self.scratch if not isinstance(call.given.get(t.name), Meta)]  # unless it was kept
         running = active(stages, wanted, scratch, self.choices())
         for name in scratch:  # what one stage alone names is handed to no other
             if sum(name in s.names for s in running) < 2:

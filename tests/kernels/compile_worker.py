@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import generated  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Launch, Meta  # noqa: E402
+from generated.runtime.plan import Launch, Meta, Tensor  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
 TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i32": "*i32", "i64": "*i64"}
@@ -49,6 +49,15 @@ def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], d
     return types, constants, attrs
 
 
+def shape_of(tensor: Tensor, placed: str, named: bool) -> tuple[int, ...]:
+    """64 by 128; beside named dims, 128 each, the others are 64."""
+    out: list[int] = []
+    for dim in parse_dims(tensor.dims):
+        if not (dim.pack and dim.axes[0] == placed):
+            out += ([64] if named else [64, 128]) if dim.pack and dim.axes[0] == "..." else [128]
+    return tuple(out)
+
+
 def launches(op: RuntimeOp, dtype: str) -> list[tuple[str, Launch, dict[str, Meta]]]:
     """Forward and backward of an op over dense tensors, and where it can be, with its last input broadcast."""
     out = []
@@ -57,15 +66,19 @@ def launches(op: RuntimeOp, dtype: str) -> list[tuple[str, Launch, dict[str, Met
         stretching = [t for t in op.tensors if t.broadcast]
         if layout == "row" and len(stretching) < 2:
             continue
+        placed = (op.axis_position() or ("", None, False))[0]
+        axes = {
+            d.axes[0] for t in op.tensors for d in parse_dims(t.dims) if not (d.pack and d.axes[0] in ("...", placed))
+        }
         for tensor in op.tensors:
-            shape = (64, 128) if "..." in tensor.dims.split(", ") else (64, 128)[2 - len(parse_dims(tensor.dims)) :]
+            shape = shape_of(tensor, placed, bool(axes))
             if layout == "row" and tensor is stretching[-1]:
                 shape = (128,)
             metas[tensor.name] = Meta(
                 dtype if "f32" in tensor.dtypes else tensor.dtypes[0], shape, dense_strides(shape)
             )
         plan = op.plan_forward(metas)
-        named = {**metas, **plan.outputs, **plan.saved}
+        named = {**metas, **plan.outputs, **plan.saved, **plan.scratch}
         out += [(layout, launch, named) for launch in plan.launches]
         if op.has_backward:
             named |= {f"d{n}": m for n, m in plan.outputs.items()}
@@ -101,6 +114,7 @@ def main() -> None:
             missing = inspect.Parameter.empty
             whole = {"int": -1, "dims": -1, "shape": 128}
             attrs = {n: whole.get(str(cls.kinds.get(n)), 0.5) if v is missing else v for n, v in attrs.items()}
+            attrs |= {n: 4 for n in cls.sized.values() if cls.kinds[n] == "int"}
             for layout, launch, metas in launches(cls(**attrs), dtype):
                 types, constants, hints = signature(launch, metas)
                 source = ASTSource(launch.kernel.function, types, constants, hints)
