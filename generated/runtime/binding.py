@@ -38,6 +38,8 @@ class _Torch:
         self.dtypes = {v: k for k, v in self.names.items()}
         self.function = _autograd_function(torch)
         self.processors: dict[Any, int] = {}
+        self.warps = 16 if torch.version.hip else 32
+        """Of a program at most: 1024 threads."""
 
     def multiprocessors(self, device: torch.device) -> int:
         if device.type != "cuda":
@@ -208,9 +210,10 @@ def _launch(
 
 
 def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    most = _library().warps
     for launch in plan.launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
-        launch.kernel.function[launch.grid](*arguments, num_warps=launch.warps, enable_fp_fusion=_FUSION)
+        launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
 
 
 def _planned(op: RuntimeOp, plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:

@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from codegen.spec import OpSpec  # noqa: E402
 from generated.runtime import binding  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Launch, Meta  # noqa: E402
+from generated.runtime.plan import Launch, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH, Case  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
 
@@ -63,11 +64,12 @@ def reference(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Any:
 
 
 def attrs_of(name: str) -> dict[str, Any]:
-    """The attrs at their defaults; what has none is a number."""
+    """The attrs at their defaults; what has none is a number, and of a loss each element's own."""
     one, decls = case(name), {a.name: a for a in specs()[name].attrs}
     values: dict[str, Any] = one._all_attrs({})
     missing = inspect.Parameter.empty
     values = {n: (2 if decls[n].type == "int" else 0.75) if v is missing else v for n, v in values.items()}
+    values |= {"reduction": "none"} if "reduction" in values else {}
     return {n: -1 if decls[n].axis else 3 if decls[n].size else v for n, v in values.items()}
 
 
@@ -315,7 +317,7 @@ def test_half_types_at_values_whose_powers_overflow(name: str, dtype: str) -> No
     for attrs in choices(name):
         given = {}
         for k, t in enumerate(tensors(name)):
-            shape = case(name)._shape(t, (4, 8) if t.dims == "..." else (8,))
+            shape = case(name)._shape(t, (4, 8) if all(u.dims in ("...", "") for u in tensors(name)) else (8,))
             if t.dtype in ("bool", "int") or math.prod(shape) == 1:
                 given[t.name] = case(name)._values(t, shape, dtype, k)
                 continue
@@ -396,13 +398,13 @@ def test_each_gradient_goes_to_its_own_argument(name: str) -> None:
     given = filled(name, [(5, 6)], "f64")
     found = differentiate(name, given, attrs_of(name))
     leaves = {n: v.detach().requires_grad_(f"d{n}" in found) for n, v in given.items()}
-    expected = reference(name, leaves, attrs_of(name))
     names = [n for n in given if f"d{n}" in found]
     try:
+        expected = reference(name, leaves, attrs_of(name))
         total = sum(y.sum() for y in (expected if isinstance(expected, tuple) else (expected,)))
         grads = torch.autograd.grad(total, [leaves[n] for n in names])
     except RuntimeError as error:  # torch has no derivative where ours is 0
-        assert "is not implemented" in str(error)
+        assert "is not implemented" in str(error) or "is not differentiable" in str(error)
         return
     for n, grad in zip(names, grads):
         assert near(found[f"d{n}"], grad, "f64", 256)[grad.isfinite()].all(), n
@@ -444,7 +446,7 @@ def test_the_same_tensor_twice(name: str) -> None:
     """C013: of f(a, a) the gradient is the sum of both, as for two tensors that are equal."""
     a = filled(name, [(7,)])[tensors(name)[0].name].abs() + 0.5
     names = [t.name for t in tensors(name)]
-    if not op_class(name).gradients:
+    if len(op_class(name).gradients) < 2:
         given = {n: a for n in names}
         assert torch.equal(case(name).call(given, attrs_of(name))[0], reference(name, given, attrs_of(name)))
         return
@@ -498,7 +500,14 @@ MIXED = [("f16", "bf16"), ("bf16", "f32"), ("f32", "f64"), ("f16", "f16"), ("i32
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in STRETCHING if len(tensors(n)) == len(op_class(n).inputs) == 2 and specs()[n].reference]
+    "name",
+    [
+        n
+        for n in STRETCHING
+        if len(tensors(n)) == len(op_class(n).inputs) == 2
+        and specs()[n].reference
+        and "reduction" not in op_class(n).kinds
+    ],  # each of torch's losses has a way of its own
 )
 @pytest.mark.parametrize(("left", "right"), MIXED)
 def test_promotion_of_every_op_is_torchs(name: str, left: str, right: str) -> None:
@@ -564,11 +573,12 @@ def test_extents_and_strides_of_one(name: str, shape: tuple[int, ...]) -> None:
     packed = {t.name for t in tensors(name) if "..." in t.dims.split(", ")}
     front = {t.name: next((k for k, d in enumerate(parse_dims(t.dims)) if d.pack), 0) for t in tensors(name)}
     many = {n: torch.stack([v, v], front[n]) if n in packed else v for n, v in given.items()}
+    result = next((k for k, d in enumerate(parse_dims(op_class(name).outputs[0].dims)) if d.pack), 0)
     ours, wide = (differentiate(name, values, attrs_of(name)) for values in (given, many))
     for key in ours:
         name_of = key.removeprefix("d") if key.startswith("d") else tensors(name)[0].name
         if name_of in packed:
-            first = wide[key].select(front[name_of], 0)
+            first = wide[key].select(front[name_of] if key.startswith("d") else result, 0)
             assert first.shape == ours[key].shape and near(first, ours[key], "f32").all(), key
 
 
@@ -674,13 +684,27 @@ def test_grids_stay_within_their_limits_and_cover_everything(name: str) -> None:
                     assert y * launch.values["span"] >= launch.values["n_reduced"]
 
 
-WARPS = 16
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_warps_fit_every_device(name: str) -> None:
-    """C073: a wavefront of 64 lanes allows 16 warps a program, and no kernel asks for more."""
-    assert all(launch.warps <= WARPS for launch in planned(name, metas(name, (64, 128))))
+    """C073: a program has 1024 threads at most."""
+    assert all(launch.warps <= 32 for launch in planned(name, metas(name, (64, 128))))
+
+
+def test_wavefronts_of_64_lanes_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C073: where a warp has 64 lanes 16 of them are a program."""
+    asked = []
+
+    class Jit:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *_, num_warps, **__: asked.append(num_warps)
+
+    launch = op_class("softmax")(dim=-1).plan_forward({"x": Meta("f32", (64, 30000), (30000, 1))}).launches[0]
+    assert launch.warps == 32
+    plan = Plan({}, launches=(replace(launch, kernel=replace(launch.kernel, function=Jit())),))
+    for most in (16, 32):
+        monkeypatch.setattr(binding._library(), "warps", most)
+        binding._run(plan, {}, {})
+    assert asked == [16, 32]
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -766,7 +790,7 @@ def test_nothing_that_autograd_holds_is_written(name: str) -> None:
 def test_outputs_are_memory_of_their_own(name: str) -> None:
     """C087: no output is an input, a view of one, or another output, whatever the layout; gradients likewise."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
-    for view in (lambda v: v, lambda v: v.mT, lambda v: v[:, :1].expand(v.shape)):
+    for view in (lambda v: v, lambda v: v.mT.contiguous().mT, lambda v: v[:, :1].expand(v.shape)):
         given = {n: view(v) if v.dim() > 1 else v for n, v in filled(name, [(6, 6)], dtype).items()}
         found = differentiate(name, given, attrs_of(name))
         own = [v.untyped_storage().data_ptr() for k, v in found.items() if k.startswith("output")]
@@ -777,7 +801,12 @@ def test_outputs_are_memory_of_their_own(name: str) -> None:
 def test_planned_strides_are_real_strides(name: str) -> None:
     """C087: what a plan says of an output, without any memory, is what a call returns."""
     dtype = "f32" if takes(name, "f32") else case(name).usual
-    for view in (lambda v: v, lambda v: v.mT, lambda v: v.movedim(0, -1), lambda v: v[:, :1].expand(v.shape)):
+    for view in (
+        lambda v: v,
+        lambda v: v.mT.contiguous().mT,
+        lambda v: v.movedim(0, -1).contiguous().movedim(-1, 0),
+        lambda v: v[:, :1].expand(v.shape),
+    ):
         given = {n: view(v) if v.dim() > 2 else v for n, v in filled(name, [(2, 6, 6)], dtype).items()}
         if any(t.dims not in ("...", "") for t in tensors(name)) and any(v.shape[-1] % 2 for v in given.values()):
             continue
@@ -803,6 +832,12 @@ def test_no_gradient_is_silently_missing(name: str) -> None:
             case(name).call(leaves, attrs_of(name))
         return
     outputs = case(name).call(leaves, attrs_of(name))
+    constant = [n for n in wanting if n not in op_class(name).gradients]
+    if constant and op_class(name).gradients:
+        with pytest.raises(RuntimeError, match=f"{name}: the gradient of `.*` is declared `not_differentiable`"):
+            torch.autograd.grad(outputs[0].sum(), [leaves[n] for n in wanting])
+        wanting = [n for n in wanting if n not in constant]
+        outputs = case(name).call({n: v.detach() if n in constant else v for n, v in leaves.items()}, attrs_of(name))
     assert all(y.requires_grad == y.is_floating_point() for y in outputs)
     if outputs[0].requires_grad:
         grads = torch.autograd.grad(outputs[0].sum(), [leaves[n] for n in wanting])
@@ -856,7 +891,7 @@ def test_a_second_derivative_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_what_is_kept_goes_through_hooks_and_checkpoints(name: str) -> None:
     """C084: tensors are saved where autograd can see them: hooks may move them, a checkpoint computes them again."""
-    given = filled(name, [(4, 6)])
+    given, words = filled(name, [(4, 6)]), {dtype: word for word, dtype in TORCH.items()}
     packed: list[Any] = []
 
     def pack(value: Any) -> Any:
@@ -867,7 +902,9 @@ def test_what_is_kept_goes_through_hooks_and_checkpoints(name: str) -> None:
         hooked = differentiate(name, given, attrs_of(name))
     plain = differentiate(name, given, attrs_of(name))
     same(hooked, plain)
-    assert len(packed) == len(op_class(name).residuals) or any(t.scalar for t in tensors(name))
+    op = op_class(name)(**attrs_of(name))
+    kept = op.residual_shapes({n: Meta(words[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()})
+    assert len(packed) == len(kept) or any(t.scalar for t in tensors(name))
     leaves = {n: v.detach().requires_grad_(f"d{n}" in plain) for n, v in given.items()}
     outputs = torch.utils.checkpoint.checkpoint(lambda: case(name).call(leaves, attrs_of(name)), use_reentrant=False)
     torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
@@ -1012,8 +1049,8 @@ def test_lengths_share_their_kernels(name: str) -> None:
             shapes = [(*s[:-1], 2 * s[-1]) for s in shapes]
         found: dict[str, set[Any]] = {}
         for shape in shapes:
-            for launch in planned(name, metas(name, shape)):
-                found.setdefault(launch.kernel.function.fn.__name__, set()).add(variant(launch))
+            for place, launch in enumerate(planned(name, metas(name, shape))):
+                found.setdefault(f"{launch.kernel.function.fn.__name__} {place}", set()).add(variant(launch))
         assert all(len(variants) <= 2 for variants in found.values()), {k: len(v) for k, v in found.items()}
 
 
@@ -1031,9 +1068,9 @@ def test_values_of_attrs_share_a_kernel(name: str) -> None:
         for k in range(9):
             value = max(low, 0.25) + (min(high, 4.0) - max(low, 0.25)) * (k + 0.5) / 9.3
             op = op_class(name)(**{**attrs_of(name), attr: value})
-            (launch,) = op.plan_forward(given).launches
-            assert not {p.name for p in launch.kernel.abi.params if p.role == "constexpr"} & {attr}
-            found.setdefault(launch.kernel.function.fn.__name__, set()).add(variant(launch))
+            for launch in op.plan_forward(given).launches:
+                assert not {p.name for p in launch.kernel.abi.params if p.role == "constexpr"} & {attr}
+                found.setdefault(launch.kernel.function.fn.__name__, set()).add(variant(launch))
         assert all(len(variants) == 1 for variants in found.values())
 
 
