@@ -38,7 +38,8 @@ class _Torch:
         self.dtypes = {v: k for k, v in self.names.items()}
         self.function = _autograd_function(torch)
         self.processors: dict[Any, int] = {}
-        self.most: dict[Any, int] = {}
+        self.warps = 16 if torch.version.hip else 32
+        """Of a program at most: 1024 threads."""
 
     def multiprocessors(self, device: torch.device) -> int:
         if device.type != "cuda":
@@ -46,14 +47,6 @@ class _Torch:
         if device not in self.processors:
             self.processors[device] = self.torch.cuda.get_device_properties(device).multi_processor_count
         return self.processors[device]
-
-    def warps(self, device: torch.device) -> int:
-        """The most warps of a program: it has 1024 threads at most, and a warp 32 or 64 of them."""
-        if device.type != "cuda":
-            return 32
-        if device not in self.most:
-            self.most[device] = 1024 // self.torch.cuda.get_device_properties(device).warp_size
-        return self.most[device]
 
 
 _found: _Torch | None = None
@@ -211,12 +204,13 @@ def _launch(
     numbers = op.numbers(given)
     if device.type == "cuda":
         with lib.torch.cuda.device(device):
-            _run(plan, tensors, numbers, lib.warps(device))
+            _run(plan, tensors, numbers)
     else:
-        _run(plan, tensors, numbers, lib.warps(device))
+        _run(plan, tensors, numbers)
 
 
-def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float], most: int = 32) -> None:
+def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    most = _library().warps
     for launch in plan.launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
         launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
@@ -247,11 +241,11 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = F
     if debugging():
         _check_indices(op, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
-    handed = {t.name for t in op.scratch}
     outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
-    between = {**plan.scratch, **{n: m for n, m in plan.saved.items() if n in handed and not saving}}
     if plan.launches:
-        _launch(op, plan, {**_tensors(given, lib), **outputs, **_allocate(between, device, lib)}, given, device, lib)
+        _launch(
+            op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib
+        )
     for name in plan.updated:
         lib.torch.autograd.graph.increment_version(given[name])
     return tuple(outputs.values())
