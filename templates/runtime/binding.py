@@ -241,11 +241,11 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = F
     if debugging():
         _check_indices(op, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
+    handed = {t.name for t in op.scratch}
     outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
+    between = {**plan.scratch, **{n: m for n, m in plan.saved.items() if n in handed and not saving}}
     if plan.launches:
-        _launch(
-            op, plan, {**_tensors(given, lib), **outputs, **_allocate(plan.scratch, device, lib)}, given, device, lib
-        )
+        _launch(op, plan, {**_tensors(given, lib), **outputs, **_allocate(between, device, lib)}, given, device, lib)
     for name in plan.updated:
         lib.torch.autograd.graph.increment_version(given[name])
     return tuple(outputs.values())

@@ -183,8 +183,9 @@ class RuntimeOp:
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
         scratch = [t.name for t in self.scratch if not isinstance(call.given.get(t.name), Meta)]  # unless it was kept
         running = active(stages, wanted, scratch, self.choices())
+        kept = {t.name for t in self.saved}
         for name in scratch:  # what one stage alone names is handed to no other
-            if sum(name in s.names for s in running) < 2:
+            if name not in kept and sum(name in s.names for s in running) < 2:
                 call.wanted.pop(name, None)
         for stage in running:
             stage.plan(call)
@@ -232,7 +233,7 @@ class RuntimeOp:
     def residual_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that the backward reads again; nothing else is kept."""
         plan = self.plan_forward(given)
-        kept = {n: {**given, **plan.outputs, **plan.saved}.get(n) for n in self.residuals}
+        kept = {n: {**given, **plan.outputs, **plan.saved}.get(n) for n in self.residuals if n not in plan.updated}
         return {n: m.shape for n, m in kept.items() if isinstance(m, Meta)}
 
     def pack_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],

@@ -643,7 +643,9 @@ def test_offsets_past_two_to_the_31_are_planned_wide(name: str) -> None:
     own = {*metas(name, big), *(t.name for t in op_class(name).outputs)}
     for launch in planned(name, metas(name, big)):
         buffers = {t.name for t in op_class(name).buffers}
-        statistics = not ({n.removeprefix("d") for n in launch.pointers.values()} & own) - buffers  # few, and read by themselves
+        statistics = (
+            not ({n.removeprefix("d") for n in launch.pointers.values()} & own) - buffers
+        )  # few, and read by themselves
         assert launch.values["WIDE"] or (statistics and buffers)
     for launch in planned(name, metas(name, (1024, 4096))):
         assert not launch.values["WIDE"]
