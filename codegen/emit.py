@@ -102,7 +102,7 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
     yield GeneratedFile(f"{config.output}/__init__.py", formatted(text).encode(), (source,))
     yield GeneratedFile(f"{config.output}/ops/__init__.py", f'"""One module an op. {HEADER}."""\n'.encode(), (source,))
     yield GeneratedFile(f"{config.output}/py.typed", b"", (source,))
-    lines = [f"# The public face, for type checkers: one line an op. {HEADER}."]
+    lines = [f"# The public face, for type checkers: one line an op. {HEADER}.", "# isort: skip_file"]
     lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names, key=natural) for m in (class_name(n), n)]
     yield GeneratedFile(f"{config.output}/__init__.pyi", ("\n".join(lines) + "\n").encode(), (source,), listing=True)
 
