@@ -12,11 +12,20 @@ from generated.runtime.testing import Case
 
 def reference(x, target, weight, p=1, margin=1, reduction="mean"):
     return (lambda each: {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction])(
-        torch.nn.functional.multi_margin_loss(
-            x.reshape(-1, x.shape[-1]), target.reshape(-1), p, margin, weight, reduction="none"
-        ).reshape(target.shape)
-        if target.numel()
-        else x.sum(-1)
+        (
+            lambda wide: (
+                torch.nn.functional.multi_margin_loss(
+                    x.reshape(-1, x.shape[-1]).to(wide),
+                    target.reshape(-1),
+                    p,
+                    margin,
+                    None if weight is None else weight.to(wide),
+                    reduction="none",
+                ).reshape(target.shape)
+                if target.numel()
+                else x.sum(-1)
+            )
+        )(torch.promote_types(x.dtype, torch.float32))
     )
 
 
