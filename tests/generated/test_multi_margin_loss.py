@@ -21,7 +21,9 @@ def reference(x, target, weight, p=1, margin=1, reduction="mean"):
                     margin,
                     None if weight is None else weight.to(wide),
                     reduction="none",
-                ).reshape(target.shape)
+                )
+                .reshape(target.shape)
+                .to(x.dtype)
                 if target.numel()
                 else x.sum(-1)
             )
