@@ -147,7 +147,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
         "sizes_required": [r for r in requires if _of_call(r[0])],
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
-        "docstring": _docstring(plan), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
+        "docstring": _docstring(plan, m), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "sized": [(axis, a.name) for a in op.attrs for axis in a.size],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
@@ -382,7 +382,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def _docstring(plan: OpPlan) -> str:
+def _docstring(plan: OpPlan, m: Module) -> str:
     op = plan.op
     lines = [op.doc or f"{op.name}, element by element.", "", "Args:"]
     for name in op.signature:
@@ -394,12 +394,13 @@ def _docstring(plan: OpPlan) -> str:
             ]
             words += ["or a number"] if decl.scalar else []
             words += ["may be absent"] if decl.optional else []
+            words += ["updated in place" + _when_words(dict(m.updates)[name])] if name in dict(m.updates) else []
             words += ["broadcast by NumPy's rules"] if decl.broadcast and len(op.arguments) > 1 else []
             lines.append(f"    {decl.arg or name}: {', '.join(words)}.")
         else:
             attr = op.attr(name)
             lines.append(f"    {attr.public}: {_meaning(op, attr)}.")
-    shapes = ", ".join(f"[{_dims(o)}]" for o in op.outputs)
+    shapes = ", ".join(_result(o, dict(m.chosen).get(o.name, ())) for o in op.outputs)
     dtype = op.outputs[0].dtype if op.outputs[0].dtype in ("bool", *INTS) else "in the promoted dtype of the inputs"
     lines += [
         "",
@@ -410,6 +411,18 @@ def _docstring(plan: OpPlan) -> str:
         "    TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.",
     ]
     return "\n".join(lines)
+
+
+def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]]) -> str:
+    """The dims of an output, and those that it has under a choice."""
+    others = [f" ([{_spelled(dims)}]{_when_words(((n, v),))})" for n, v, dims in chosen]
+    return f"[{_dims(decl)}]" + "".join(others)
+
+
+def _when_words(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    """The choices under which something is so, in words."""
+    words = [f"{n} is {' or '.join(x.strip(chr(34)) for x in v)}" for n, v in choices]
+    return f" where {' and '.join(words)}" if words else ""
 
 
 # ---------------------------------------------------------------------------------------------- checks on what is emitted

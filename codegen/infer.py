@@ -822,19 +822,9 @@ def _count(n: int, noun: str) -> str:
 
 def _folded(graph: Graph) -> Graph:
     """Constants folded and absent tensors dropped, in every statement alike."""
-    b = graph.builder
-    statements = [*graph.bindings, *graph.update_let, *graph.let]
-    roots = [s.node for s in statements] + graph.roots() + [n for _, n in (*graph.sizes, *graph.requires)]
-    new = rewrite.fold(b, roots)
-
-    def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
-        return tuple(Bound(i.name, new[i.node.serial], i.span, i.comment, i.above) for i in items)
-
-    def target(items: tuple[Target, ...]) -> tuple[Target, ...]:
-        return tuple(Target(t.name, t.node and new[t.node.serial], t.span, t.kind, t.comment) for t in items)
-
-    return Graph(
-        b, graph.tensors, bound(graph.bindings), target(graph.outputs), target(graph.updates), bound(graph.update_let),
-        bound(graph.let), target(graph.gradients), tuple((a, new[n.serial]) for a, n in graph.sizes),
-        tuple((t, new[n.serial]) for t, n in graph.requires), graph.conditions,
+    others = [n for _, n in (*graph.sizes, *graph.requires)]
+    new = rewrite.fold(graph.builder, [s.node for s in graph.statements] + graph.roots() + others)
+    return replace(
+        graph.mapped(new), sizes=tuple((a, new[n.serial]) for a, n in graph.sizes),
+        requires=tuple((t, new[n.serial]) for t, n in graph.requires),
     )  # fmt: skip

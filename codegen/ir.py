@@ -18,8 +18,8 @@ Operations
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen.diagnostics import Span
@@ -232,9 +232,28 @@ class Graph:
     def axes(self) -> dict[str, Axis]:
         return self.builder.axes
 
+    @property
+    def statements(self) -> tuple[Bound, ...]:
+        """Every named value, forward before update before backward."""
+        return (*self.bindings, *self.update_let, *self.let)
+
     def roots(self) -> list[Node]:
         targets = (*self.outputs, *self.updates, *self.gradients)
         return [t.node for t in targets if t.node is not None]
+
+    def mapped(self, new: Mapping[int, Node]) -> Graph:
+        """The graph with other nodes in all its statements and targets: `new` has each by the serial of the old one."""
+
+        def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
+            return tuple(replace(i, node=new[i.node.serial]) for i in items)
+
+        def target(items: tuple[Target, ...]) -> tuple[Target, ...]:
+            return tuple(replace(t, node=t.node and new[t.node.serial]) for t in items)
+
+        return replace(
+            self, bindings=bound(self.bindings), update_let=bound(self.update_let), let=bound(self.let),
+            outputs=target(self.outputs), updates=target(self.updates), gradients=target(self.gradients),
+        )  # fmt: skip
 
 
 def walk(roots: Iterable[Node]) -> Iterator[Node]:

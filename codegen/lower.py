@@ -26,7 +26,7 @@ from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, sp
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import Axes, Dim, TensorDecl
-from codegen.stages import Stage, telling
+from codegen.stages import Stage, telling, unlike
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
@@ -67,14 +67,6 @@ def safe(name: str) -> str:
 def natural(name: str) -> list[tuple[int, int | str]]:
     """The key by which import sorters order names: digits as numbers, so `log2` comes before `log10`."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _unlike(name: str, others: Iterable[str]) -> str:
-    """The name, with as many `_` behind it as make it none of the others."""
-    taken = set(others)
-    while name in taken:
-        name += "_"
-    return name
 
 
 # ---------------------------------------------------------------------------------------------- what is emitted
@@ -336,12 +328,12 @@ class Lowering:
         statements += [t.name for t in (*self.plan.saved, *self.plan.scratch)]
         cotangents = [f"d{n}" for n in outputs]
         for name in (*(t.name for t in op.arguments), *outputs, *cotangents):
-            out[name] = _unlike(safe(name), out.values())
+            out[name] = unlike(safe(name), out.values())
         for name in self.plan.gradients:
-            self.grads[name] = _unlike(f"d{out[name]}", out.values())
+            self.grads[name] = unlike(f"d{out[name]}", out.values())
         for name in (*(a.name for a in op.attrs), *statements):
             if name not in out:
-                out[name] = _unlike(safe(name), [*out.values(), *self.grads.values()])
+                out[name] = unlike(safe(name), [*out.values(), *self.grads.values()])
         return out
 
     # -------------------------------------------------------------------------------- parameters
@@ -404,7 +396,7 @@ class Lowering:
         """The name of a choice: another one where two questions would be spelled alike."""
         found = next((n for n, key in self.questions.items() if key == atom.key), None)
         if found is None:
-            found = _unlike(name, self.questions)
+            found = unlike(name, self.questions)
             self.questions[found] = atom.key
         return found
 
@@ -622,7 +614,7 @@ class Lowering:
 
     def fresh(self, name: str) -> str:
         """A name that nothing has yet."""
-        return _unlike(name, [*self.names.values(), *self.grads.values()])
+        return unlike(name, [*self.names.values(), *self.grads.values()])
 
     def elements(self, stage: Stage) -> StageText:
         """The kernel of a stage whose every element stands for itself."""

@@ -21,7 +21,7 @@ from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText
 from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
 from codegen.spec import PACK
-from codegen.stages import Part, Stage, Store, depth, largest_of, last_pass, level, scans, shift
+from codegen.stages import Part, Stage, Store, depth, largest_of, last_pass, level, scans, shift, unlike
 
 _SCANS = {"cumsum": "running_sum", "cumprod": "running_product", "linear": "recurrence"}
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
@@ -159,7 +159,7 @@ class _Rows:
         """Quotients of one value a row are IEEE's: one costs nothing beside the row, and what is taken off each element, or divides
         it, must be the constant that a constant row has."""
         for part in self.stage.parts:
-            for node in walk([*(s.node for s in part.stores), *(b.node for b in _statements(part.graph))]):
+            for node in walk([*(s.node for s in part.stores), *(b.node for b in part.graph.statements)]):
                 if node.op == "div" and not node.host and node.kind == "float" and not self._tile(node):
                     self.owner.rounded.add(node)
 
@@ -321,9 +321,10 @@ class _Rows:
             *(["STAGES: tl.constexpr"] if partial or single else []),
         ]  # fmt: skip
         return RowKernel(
-            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars), "rows",
-            tuple(passes), tail, once, partial, tuple((split or (self.parts if self.finishing else {})).items()), shared, self.finishing,
-            bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single,
+            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars),
+            passes=tuple(passes), tail=tail, once=once, partial=partial,
+            parts=tuple((split or (self.parts if self.finishing else {})).items()), shared=shared, finishing=self.finishing,
+            by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
         )  # fmt: skip
 
     def _taken_of_rows(self, parts: Sequence[Part]) -> set[str]:
@@ -612,10 +613,9 @@ class _Rows:
         key = (owner, word, number)
         if key not in self.temps:
             name = safe(f"{owner}_{word}" if number == 0 else f"{owner}_{word}{number + 1}")
-            taken = {*self.temps.values(), *self.owner.names.values(), *self.owner.grads.values()}
-            while name in taken:
-                name += "_"
-            self.temps[key] = name
+            self.temps[key] = unlike(
+                name, [*self.temps.values(), *self.owner.names.values(), *self.owner.grads.values()]
+            )
         return self.temps[key]
 
     def _last_pass(self, out: _Sections, part: Part, printer: _RowPrinter, bindings: Sequence[Bound], reads: Sequence[str],
@@ -653,10 +653,6 @@ class _Rows:
         if store.gradient:
             return len(self.owner.plan.gradients) > 1
         return any(t.name == store.name for t in self.owner.plan.saved)
-
-
-def _statements(graph: Graph) -> tuple[Bound, ...]:
-    return (*graph.bindings, *graph.update_let, *graph.let)
 
 
 def _part(node: Node, acc: str, finish: str) -> str:

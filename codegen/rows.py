@@ -8,9 +8,8 @@ Takes typed graphs, returns them with `var` and the like written out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
-from codegen.ir import Bound, Builder, Graph, Node, Target, spell, walk
+from codegen.ir import Builder, Graph, Node, spell, walk
 from codegen.primitives import TABLE
 from codegen.rewrite import rebuild
 from codegen.stages import NoStage
@@ -36,26 +35,13 @@ def expanded(graphs: Iterable[Graph]) -> tuple[Graph, ...]:
 
 def _expanded(graph: Graph, summed: Collection[tuple[str, tuple[str, ...]]]) -> Graph:
     """`var` written out: two passes, for a sum of squares less a square loses all digits."""
-    b = graph.builder
-    statements = (*graph.bindings, *graph.update_let, *graph.let)
 
     def rule(b: Builder, node: Node) -> Node | None:
         if node.op == "reduce" and node.params[0] == "mean" and (spell(node.args[0]), node.params[1]) in summed:
             return b.op("div", b.reduce("sum", node.args[0], node.params[1]), b.size(node.params[1]))
         return _written_out(b, node)
 
-    new = rebuild(b, [s.node for s in statements] + graph.roots(), rule)
-
-    def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
-        return tuple(replace(i, node=new[i.node.serial]) for i in items)
-
-    def target(items: tuple[Target, ...]) -> tuple[Target, ...]:
-        return tuple(replace(t, node=t.node and new[t.node.serial]) for t in items)
-
-    return replace(
-        graph, bindings=bound(graph.bindings), update_let=bound(graph.update_let), let=bound(graph.let),
-        outputs=target(graph.outputs), updates=target(graph.updates), gradients=target(graph.gradients),
-    )  # fmt: skip
+    return graph.mapped(rebuild(graph.builder, [s.node for s in graph.statements] + graph.roots(), rule))
 
 
 def _written_out(b: Builder, node: Node) -> Node | None:

@@ -92,9 +92,7 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     try:
         _check_effects(op)
         allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
-        plan = _plan(op, allowed)
-        plan = replace(plan, refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)))
-        return plan
+        return replace(_plan(op, allowed), refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)))
     except (_NoSchedule, NoStage) as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
@@ -154,7 +152,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     saved = _saved(op, graphs)
     taken = {
         *names,
-        *(b.name for _, g in graphs for b in (*g.bindings, *g.update_let, *g.let)),
+        *(b.name for _, g in graphs for b in g.statements),
         *(a.name for a in op.attrs),
     }
     later = [(v, *_reading(g, saved)) for v, g in graphs if g.gradients]
@@ -378,18 +376,9 @@ def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: boo
     return found
 
 
-def _reads(nodes: Iterable[Node | None], keeps: Collection[int] = ()) -> set[str]:
-    """The tensors below the nodes; `keeps` are the serials of values that are read again themselves."""
-    seen, pending, out = set[int](), [r for r in nodes if r is not None], set[str]()
-    while pending:
-        node = pending.pop()
-        if node.serial in seen or node.serial in keeps:
-            continue
-        seen.add(node.serial)
-        pending += node.args
-        if node.op in ("read", "largest"):
-            out.add(node.params[0])
-    return out
+def _reads(nodes: Iterable[Node | None]) -> set[str]:
+    """The tensors below the nodes."""
+    return {n.params[0] for n in walk([r for r in nodes if r is not None]) if n.op in ("read", "largest")}
 
 
 def _sliced(graphs: Iterable[Graph]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.diagnostics import Span
-from codegen.ir import Bound, Graph, Node, Target, Tensor, spell, walk
+from codegen.ir import Graph, Node, Tensor, spell, walk
 from codegen.spec import PACK, Dim, Factor
 from codegen.variants import Atom, Value, Variant
 
@@ -70,10 +70,6 @@ class Stage:
     @property
     def partial(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.name for p in self.parts for s in p.stores if s.partial))
-
-    @property
-    def whole(self) -> frozenset[str]:
-        return self.kept | self.reduced
 
 
 # ---------------------------------------------------------------------------------------------- passes over a row
@@ -199,24 +195,11 @@ def replaced(graph: Graph, known: Mapping[int, Node], tensors: Iterable[Tensor])
     """The graph with other nodes for those in `known`, by serial, and every old node's new one."""
     b = graph.builder
     new = dict(known)
-    statements = (*graph.bindings, *graph.update_let, *graph.let)
-    for node in walk([s.node for s in statements] + graph.roots()):
+    for node in walk([s.node for s in graph.statements] + graph.roots()):
         if node.serial not in new:
             args = tuple(new[a.serial] for a in node.args)
             new[node.serial] = node if args == node.args else b.node(node.op, args, node.params)
-
-    def bound(items: tuple[Bound, ...]) -> tuple[Bound, ...]:
-        return tuple(replace(i, node=new[i.node.serial]) for i in items)
-
-    def target(items: tuple[Target, ...]) -> tuple[Target, ...]:
-        return tuple(replace(t, node=t.node and new[t.node.serial]) for t in items)
-
-    again = replace(
-        graph, tensors={**graph.tensors, **{t.name: t for t in tensors}}, bindings=bound(graph.bindings),
-        update_let=bound(graph.update_let), let=bound(graph.let), outputs=target(graph.outputs), updates=target(graph.updates),
-        gradients=target(graph.gradients),
-    )  # fmt: skip
-    return again, new
+    return replace(graph.mapped(new), tensors={**graph.tensors, **{t.name: t for t in tensors}}), new
 
 
 # ---------------------------------------------------------------------------------------------- cutting
@@ -357,7 +340,7 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
         else:
             place, store = _home(store, known, main)
         out.setdefault(place, []).append(store)
-    bound = {s.node.serial: s.name for s in reversed((*graph.bindings, *graph.update_let, *graph.let))}
+    bound = {s.node.serial: s.name for s in reversed(graph.statements)}
     handed: dict[_Place, dict[int, Tensor]] = {}
 
     def later(place: _Place) -> tuple[int, bool]:

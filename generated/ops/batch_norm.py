@@ -266,8 +266,8 @@ def batch_norm(
 
     Args:
         input: [B, C, ...], f16, bf16, f32 or f64.
-        running_mean: [C], f16, bf16, f32 or f64.
-        running_var: [C], f16, bf16, f32 or f64.
+        running_mean: [C], f16, bf16, f32 or f64, updated in place where training is True.
+        running_var: [C], f16, bf16, f32 or f64, updated in place where training is True.
         weight: [C], f16, bf16, f32 or f64, may be absent.
         bias: [C], f16, bf16, f32 or f64, may be absent.
         training: True or False.

@@ -201,7 +201,7 @@ def binary_cross_entropy_with_logits(
         pos_weight: [...], f16, bf16, f32 or f64, may be absent, broadcast by NumPy's rules.
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

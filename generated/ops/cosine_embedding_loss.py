@@ -199,7 +199,7 @@ def cosine_embedding_loss(
         reduction: one of none, mean, sum.
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -307,7 +307,7 @@ def cross_entropy(
         softcap: a number, or None, verified in [1, 4].
 
     Returns:
-        [B, ...], in the promoted dtype of the inputs.
+        [B, ...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -272,7 +272,7 @@ def cross_entropy_soft(
         label_smoothing: a number, verified in [0, 0.9].
 
     Returns:
-        [B, ...], in the promoted dtype of the inputs.
+        [B, ...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -160,7 +160,7 @@ def huber_loss(input: torch.Tensor, target: torch.Tensor, reduction: str = "mean
         delta: a number, verified in [0.25, 4].
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -371,8 +371,8 @@ def instance_norm(
 
     Args:
         input: [B, C, ...], f16, bf16, f32 or f64.
-        running_mean: [C], f16, bf16, f32 or f64, may be absent.
-        running_var: [C], f16, bf16, f32 or f64, may be absent.
+        running_mean: [C], f16, bf16, f32 or f64, may be absent, updated in place where use_input_stats is True.
+        running_var: [C], f16, bf16, f32 or f64, may be absent, updated in place where use_input_stats is True.
         weight: [C], f16, bf16, f32 or f64, may be absent.
         bias: [C], f16, bf16, f32 or f64, may be absent.
         use_input_stats: True or False.

@@ -261,7 +261,7 @@ def jsd_loss(input: torch.Tensor, target: torch.Tensor, beta: float = 0.5, reduc
         reduction: one of none, mean, sum.
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -180,7 +180,7 @@ def kl_div(
         log_target: True or False.
 
     Returns:
-        [B, ...], in the promoted dtype of the inputs.
+        [B, ...] ([] where reduction is mean or batchmean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

@@ -146,7 +146,7 @@ def l1_loss(input: torch.Tensor, target: torch.Tensor, reduction: str = "mean") 
         reduction: one of none, mean, sum.
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

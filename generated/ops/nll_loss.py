@@ -164,7 +164,7 @@ def nll_loss(
         reduction: one of none, mean, sum.
 
     Returns:
-        [B, ...], in the promoted dtype of the inputs.
+        [B, ...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

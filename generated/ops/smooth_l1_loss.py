@@ -162,7 +162,7 @@ def smooth_l1_loss(input: torch.Tensor, target: torch.Tensor, reduction: str = "
         beta: a number, verified in [0, 4].
 
     Returns:
-        [...], in the promoted dtype of the inputs.
+        [...] ([] where reduction is mean or sum), in the promoted dtype of the inputs.
 
     Raises:
         TypeError, ValueError: on a wrong dtype, shape or device, naming the argument.

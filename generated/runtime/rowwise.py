@@ -247,22 +247,15 @@ class Rowwise(Stage):
         sizes = {"kept": [n for n, _ in split.kept], "reduced": [n for n, _ in split.reduced]}
         reach = max(split.n_kept + tile.block_k, split.n_reduced + tile.block_r, tile.parts * split.n_reduced)
         for param in self.kernel.abi.params:
-            for part in ("kept", "reduced"):
-                if param.name.endswith(f"_{part}_strides"):
-                    operand = bound.get(param.name.removesuffix(f"_{part}_strides"))
-                    steps = [] if operand is None else [operand.strides.get(g[-1], 0) for g in groups[part]]
-                    values[param.name] = strides = self._strides(call, steps, sizes[part])
-                    if strides is not None:
-                        values[f"{part}_sizes"] = layout.divisors(sizes[part])
-            if param.name.startswith("size_"):
+            if (found := self._walked(param.name)) is not None:
+                name, part = found
+                steps = [bound[name].strides.get(g[-1], 0) for g in groups[part]] if name in bound else []
+                values[param.name] = strides = self._strides(call, steps, sizes[part])
+                if strides is not None:
+                    values[f"{part}_sizes"] = layout.divisors(sizes[part])
+            elif param.name.startswith("size_"):
                 axis = param.name.removeprefix("size_")
                 values[param.name] = sizes_of.get("..." if axis == "others" else axis, 1)
-            elif param.name.endswith("_index_strides"):
-                side = "reduced" if param.name.removesuffix("_index_strides") in self.reduced else "kept"
-                steps = [bound[param.name[:-8]].strides.get(g[-1], 0) for g in groups[side]]
-                values[param.name] = strides = self._strides(call, steps, sizes[side])
-                if strides is not None:
-                    values[f"{side}_sizes"] = layout.divisors(sizes[side])
             elif "_stride_" in param.name:
                 tensor, _, axis = param.name.partition("_stride_")
                 values[param.name] = bound[tensor].strides[(axis, 0)] if tensor in bound else 0
@@ -278,6 +271,14 @@ class Rowwise(Stage):
         """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
         given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
         return max(1, sum(ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)))
+
+    def _walked(self, param: str) -> tuple[str, str] | None:
+        """The operand whose strides a parameter has, and over which dims: the kept or the reduced ones."""
+        if param.endswith("_index_strides"):
+            axis = param.removesuffix("_index_strides")
+            return f"{axis}_index", "reduced" if axis in self.reduced else "kept"
+        parts = (p for p in ("kept", "reduced") if param.endswith(f"_{p}_strides"))
+        return next(((param.removesuffix(f"_{p}_strides"), p) for p in parts), None)
 
     def _strides(self, call: Call, steps: list[int], sizes: list[int]) -> tuple[int, ...] | None:
         """Strides over merged dims; None where they are those of the linear index itself. Without dims nothing is added to an
