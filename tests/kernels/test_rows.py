@@ -46,8 +46,13 @@ CHOSEN = [n for n in GRADIENTS if op_class(n).needs_elements and n in SEVERAL]
 
 SIGNS = present("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss")
 """Losses whose target is 1 or -1."""
-SEVERAL_NEEDED = [n for n in ROWS if {"training", "num_groups"} & set(op_class(n).kinds)]
+SEVERAL_NEEDED = [n for n in ROWS if {"training", "use_input_stats"} & set(op_class(n).kinds)]
 """Ops that refuse a row of one element."""
+REFUSALS = ("between 0 and 1", "more than 1 value per channel")
+"""What torch says of operands that it refuses, where an op has an answer."""
+
+SUMMED_IN_ORDER = present("multi_margin_loss")
+"""Ops of which torch's own backward adds a row's terms one after another: it is off by a rounding a term, the op is not."""
 
 
 def inner(name: str, given: dict[str, Any]) -> float:
@@ -130,7 +135,7 @@ def filled(name: str, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0)
 
 def last(name: str) -> dict[str, Any]:
     """The attrs that reduce the last dim alone; of a loss each row's own, of a norm the one with statistics of its own."""
-    own = {"dim": -1, "reduction": "none", "training": True}
+    own = {"dim": -1, "reduction": "none", "training": True, "use_input_stats": True}
     return {
         **attrs_of(name),
         **{n: v for n, v in own.items() if n in op_class(name).kinds and (n != "dim" or name in PLACED)},
@@ -179,8 +184,8 @@ def expected(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> list[An
         found = reference(name, {key: flat}, {**attrs, "dim": -1, "keepdim": False})
         for d in dims if attrs["keepdim"] else ():
             found = found.unsqueeze(d)
-    except RuntimeError as error:  # torch refuses what is out of the domain: the op itself in float64
-        if "between 0 and 1" not in str(error):
+    except (RuntimeError, ValueError) as error:  # the op itself in float64
+        if not any(said in str(error) for said in REFUSALS):
             raise
         found = call(name, {n: v if v is None else v.to(DEVICE) for n, v in own.items()}, attrs)
     return [v.cpu() for v in found] if isinstance(found, tuple) else [found]
@@ -243,6 +248,7 @@ def agree(name: str, given: dict[str, Any], attrs: dict[str, Any], dtype: str = 
         allowed = (16 if rounded and key[0] == "d" else whole) * EPS[dtype] * (top + unit)
         allowed += torch.finfo(TORCH[dtype]).smallest_normal  # what is less may be flushed
         allowed += whole * EPS[dtype] * inner(name, given)
+        allowed += EPS["f64"] * got.shape[-1] if name in SUMMED_IN_ORDER and got.dim() else 0
         past = got.isinf() & (want.abs() > torch.finfo(got.dtype).max) & (got.sign() == want.sign())
         right = (got == want) | past | (got.isnan() & want.isnan()) | ((got.double() - want).abs() <= allowed)
         assert right.all(), (key, tuple(got.shape), attrs, got[~right][:4], want[~right][:4], allowed)
@@ -448,9 +454,8 @@ def test_numbers_at_the_ends_of_their_domains(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in ROWS if sum(t.dtype == "float" for t in op_class(n).inputs) > 1])
 def test_inputs_of_two_dtypes(name: str) -> None:
     """Outputs have the promoted dtype, and each gradient that of its own input, although the values are the same."""
-    given = filled(name, (5, 8))
     first = tensors(name)[0].name
-    given[first] = given[first].bfloat16()
+    given = {**filled(name, (5, 8)), first: filled(name, (5, 8), "bf16")[first]}
     for key, got, want in pair(name, given, last(name)):
         half = key == f"d{first}"
         assert got.dtype == (torch.bfloat16 if half else torch.float32)
@@ -656,7 +661,7 @@ def test_reductions_of_nothing(name: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 0), (0,)], ids=str)
 def test_rows_of_nothing(name: str, shape: tuple[int, ...]) -> None:
     """What has the shape of its input is empty where that is; a weight's gradient over no rows is 0."""
-    if name in SEVERAL_NEEDED:  # torch refuses it
+    if name in SEVERAL_NEEDED or name == "group_norm":  # torch refuses it, or says of a weight's gradient NaN
         try:
             (y,) = call(name, filled(name, shape), last(name))
         except ValueError as error:
@@ -808,7 +813,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.parametrize("shape", [(9, 12), (3, TILE + 1)], ids=str)
 def test_statistics_are_kept_for_a_gradient_alone(name: str, shape: tuple[int, ...], unlaunched: list[str]) -> None:
-    """Nothing but outputs without a gradient; with one, a number a row for each statistic; then the gradients, and the
+    """Nothing but outputs, and what a later stage reads, without a gradient; with one, a number a row for each statistic; then the gradients, and the
     parts of what is summed over the rows.
     """
     given = filled(name, shape)
@@ -818,7 +823,8 @@ def test_statistics_are_kept_for_a_gradient_alone(name: str, shape: tuple[int, .
         with Allocations() as made:
             outputs = call(name, needing, last(name))
         plan = op.plan_forward({n: meta(v) for n, v in given.items()})
-        kept = [m.shape for m in plan.saved.values()] if chosen else []
+        handed = {n for n in plan.saved if sum(n in x.pointers.values() for x in plan.launches) > 1}  # to a later stage
+        kept = [m.shape for n, m in plan.saved.items() if chosen or n in handed]
         assert made.shapes == [m.shape for m in plan.outputs.values()] + kept + [m.shape for m in plan.scratch.values()]
         assert all(math.prod(s) <= math.prod(shape[:1]) for s in kept) and not plan.scratch
         assert made.names <= {"empty_strided", "detach", "view", "alias"}
@@ -863,7 +869,10 @@ def test_what_a_launcher_must_keep_is_said(name: str) -> None:
     op = instance(name, given)
     shapes, plan = op.residual_shapes(given), op.plan_forward(given)
     everything = {**given, **plan.outputs, **plan.saved}
-    assert shapes == {n: everything[n].shape for n in op.residuals if n in everything}
+    kept = [
+        n for n in op.residuals if n in everything and n not in plan.updated
+    ]  # what an update replaced is not read again
+    assert shapes == {n: everything[n].shape for n in kept}
     assert all(shapes[n] == m.shape for n, m in plan.saved.items() if n in op.residuals)
 
 
@@ -901,19 +910,21 @@ def launches(name: str, shape: tuple[int, ...], turned: bool = False, processors
 
 @pytest.mark.parametrize("name", ROWS)
 def test_row_counts_share_their_kernels(name: str) -> None:
-    """Over 25 neighbouring row counts at one width: the variant of multiples of 16, and one more."""
+    """Over 25 neighbouring row counts at one width: the variant of multiples of 16, and one more; also where rows become
+    enough to be no longer shared.
+    """
     sides = {(s.kept, s.reduced) for s in (*op_class(name).forward, *op_class(name).backward) if not s.elementwise}
     most = (
         2 if len(sides) == 1 and stage(name)[0] else 4
     )  # where rows are along a row of another kernel two numbers vary
     for width, turned in itertools.product((3, 64, 1000, TILE + 1, WHOLE + 1), (False, True)):
-        found: dict[tuple[str, int], set[Any]] = {}
+        found: dict[Any, set[Any]] = {}
         for count in range(1000, 1025):
             parts: dict[str, int] = {}  # a kernel may have several parts in one call
             for launch in launches(name, (count, width), turned):
                 kernel = launch.kernel.function.fn.__name__
                 parts[kernel] = parts.get(kernel, 0) + 1
-                found.setdefault((kernel, parts[kernel]), set()).add(variant(launch))
+                found.setdefault((kernel, parts[kernel], *launch.pointers), set()).add(variant(launch))
         assert all(len(v) <= most for v in found.values()), (width, turned, {k: len(v) for k, v in found.items()})
 
 
