@@ -32,7 +32,7 @@ def add_rms_norm_forward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     residual_row = residual_ptr + offset(k, k_at, residual_kept_strides)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -83,7 +83,7 @@ def add_rms_norm_backward(
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
     for start_k in tl.range(first, last, BLOCK_K, num_stages=STAGES):  # the next rows are on their way
         k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
-        k_at = coordinates(k, kept_sizes, True)
+        k_at = rows.places(k, kept_sizes)
         if dy_ptr is not None:
             s_row = s_ptr + offset(k, k_at, s_kept_strides)
         if ds_ptr is not None:

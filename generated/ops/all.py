@@ -28,7 +28,7 @@ def all_forward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_acc = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
@@ -52,7 +52,7 @@ def all_finish(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     y_acc = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)

@@ -29,7 +29,7 @@ def argmax_forward(
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if COMPUTE.is_floating():
         y_top_acc = tl.full([BLOCK_K, BLOCK_R], float("-inf"), COMPUTE)

@@ -36,7 +36,7 @@ def batch_norm_forward(
     c1 = scalar(c1, COMPUTE)
     momentum = scalar(momentum, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + offset(k, k_at, weight_kept_strides), mask=exists).to(COMPUTE)
@@ -119,7 +119,7 @@ def batch_norm_backward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     if weight_ptr is not None or training:
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:

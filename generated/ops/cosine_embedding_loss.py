@@ -32,7 +32,7 @@ def cosine_embedding_loss_forward(
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x1_row = x1_ptr + offset(k, k_at, x1_kept_strides)
     x2_row = x2_ptr + offset(k, k_at, x2_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists).to(COMPUTE)
@@ -128,7 +128,7 @@ def cosine_embedding_loss_backward(
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x1_row = x1_ptr + offset(k, k_at, x1_kept_strides)
     x2_row = x2_ptr + offset(k, k_at, x2_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists).to(COMPUTE)

@@ -38,7 +38,7 @@ def cross_entropy_forward(
     label_smoothing = scalar(label_smoothing, COMPUTE)
     softcap = scalar(softcap, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     kept = target != ignore_index
@@ -164,7 +164,7 @@ def cross_entropy_backward(
     label_smoothing = scalar(label_smoothing, COMPUTE)
     softcap = scalar(softcap, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     if reduction == "mean" or reduction == "sum":

@@ -34,7 +34,7 @@ def cross_entropy_soft_forward(
     c0 = scalar(c0, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
@@ -84,7 +84,7 @@ def cross_entropy_soft_finish(
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
     lse_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -171,7 +171,7 @@ def cross_entropy_soft_backward(
     c0 = scalar(c0, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     if reduction == "mean" or reduction == "sum":

@@ -28,7 +28,7 @@ def cumprod_forward(
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_carry = tl.full([BLOCK_K, 1], 1.0, COMPUTE)
     for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
@@ -48,7 +48,7 @@ def cumprod_backward(
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)

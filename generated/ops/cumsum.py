@@ -28,7 +28,7 @@ def cumsum_forward(
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
     for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):
@@ -47,7 +47,7 @@ def cumsum_backward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     dx_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
     for start in tl.range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R, num_stages=STAGES):

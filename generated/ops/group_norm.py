@@ -32,7 +32,7 @@ def group_norm_forward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
         weight_row = weight_ptr + offset(k, k_at, weight_kept_strides)
@@ -90,7 +90,7 @@ def group_norm_backward(
     BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
         weight_row = weight_ptr + offset(k, k_at, weight_kept_strides)
@@ -146,7 +146,7 @@ def group_norm_backward_dweight(
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     if weight_ptr is not None:
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)

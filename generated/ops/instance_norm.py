@@ -34,7 +34,7 @@ def instance_norm_forward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + offset(k, k_at, weight_kept_strides), mask=exists).to(COMPUTE)
@@ -105,7 +105,7 @@ def instance_norm_forward_running_mean(
     c1 = scalar(c1, COMPUTE)
     momentum = scalar(momentum, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     running_mean = tl.load(running_mean_ptr + offset(k, k_at, running_mean_kept_strides), mask=exists).to(COMPUTE)
     running_var = tl.load(running_var_ptr + offset(k, k_at, running_var_kept_strides), mask=exists).to(COMPUTE)
     own_mu_row = own_mu_ptr + offset(k, k_at, own_mu_kept_strides)
@@ -151,7 +151,7 @@ def instance_norm_forward_running_mean_finish(
     c1 = scalar(c1, COMPUTE)
     momentum = scalar(momentum, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     running_mean = tl.load(running_mean_ptr + offset(k, k_at, running_mean_kept_strides), mask=exists).to(COMPUTE)
     running_var = tl.load(running_var_ptr + offset(k, k_at, running_var_kept_strides), mask=exists).to(COMPUTE)
     running_mean_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -184,7 +184,7 @@ def instance_norm_backward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     if use_input_stats:
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None:
@@ -259,7 +259,7 @@ def instance_norm_backward_dweight(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     if weight_ptr is not None:
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
     if weight_ptr is not None and not use_input_stats:

@@ -33,7 +33,7 @@ def jsd_loss_forward(
     beta = scalar(beta, COMPUTE)
     c1 = scalar(c1, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -84,7 +84,7 @@ def jsd_loss_finish(
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
@@ -158,7 +158,7 @@ def jsd_loss_backward(
     beta = scalar(beta, COMPUTE)
     c1 = scalar(c1, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     if reduction == "mean" or reduction == "sum":

@@ -31,7 +31,7 @@ def layer_norm_forward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     mu_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -94,7 +94,7 @@ def layer_norm_backward(
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
     for start_k in tl.range(first, last, BLOCK_K, num_stages=STAGES):  # the next rows are on their way
         k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
-        k_at = coordinates(k, kept_sizes, True)
+        k_at = rows.places(k, kept_sizes)
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
         dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
         mu = tl.load(mu_ptr + offset(k, k_at, mu_kept_strides), mask=exists).to(COMPUTE)

@@ -29,7 +29,7 @@ def linear_recurrence_forward(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     a_row = a_ptr + offset(k, k_at, a_kept_strides)
     b_row = b_ptr + offset(k, k_at, b_kept_strides)
     y_carry = tl.zeros([BLOCK_K, 1], COMPUTE)
@@ -51,7 +51,7 @@ def linear_recurrence_backward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     a_row = a_ptr + offset(k, k_at, a_kept_strides)
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)

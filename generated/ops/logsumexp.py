@@ -29,7 +29,7 @@ def logsumexp_forward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
     y_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
@@ -54,7 +54,7 @@ def logsumexp_finish(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
     y_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
@@ -73,7 +73,7 @@ def logsumexp_backward(
     LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y = tl.load(y_ptr + offset(k, k_at, y_kept_strides), mask=exists).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)

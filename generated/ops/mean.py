@@ -29,7 +29,7 @@ def mean_forward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
@@ -53,7 +53,7 @@ def mean_finish(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
@@ -70,7 +70,7 @@ def mean_backward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
     for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):

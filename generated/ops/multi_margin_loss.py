@@ -33,7 +33,7 @@ def multi_margin_loss_forward(
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     if weight_ptr is not None:
@@ -84,7 +84,7 @@ def multi_margin_loss_finish(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     if weight_ptr is not None:
         wt = rows.take(weight_ptr, target, weight_stride_C, size_C, exists, COMPUTE)
@@ -171,7 +171,7 @@ def multi_margin_loss_backward(
 ):  # fmt: skip
     margin = scalar(margin, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     if reduction == "mean" or reduction == "sum":

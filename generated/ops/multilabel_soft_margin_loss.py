@@ -31,7 +31,7 @@ def multilabel_soft_margin_loss_forward(
     BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -70,7 +70,7 @@ def multilabel_soft_margin_loss_finish(
     RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     each_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
@@ -141,7 +141,7 @@ def multilabel_soft_margin_loss_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     if weight_ptr is not None:

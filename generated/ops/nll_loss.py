@@ -95,7 +95,7 @@ def nll_loss_backward(
 ):  # fmt: skip
     ignore_index = scalar(ignore_index, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)
     if reduction == "mean" or reduction == "sum":
         dloss = tl.load(dloss_ptr).to(COMPUTE)

@@ -30,7 +30,7 @@ def normalize_forward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     norm_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -62,7 +62,7 @@ def normalize_backward(
 ):  # fmt: skip
     eps = scalar(eps, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     norm = tl.load(norm_ptr + offset(k, k_at, norm_kept_strides), mask=exists).to(COMPUTE)

@@ -33,7 +33,7 @@ def rms_norm_forward(
     offset_ = scalar(offset_, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     rstd_mean_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -78,7 +78,7 @@ def rms_norm_backward(
             weight_once = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within)
     for start_k in tl.range(first, last, BLOCK_K, num_stages=STAGES):  # the next rows are on their way
         k, exists = rows.tile(start_k, n_kept, WIDE, BLOCK_K)
-        k_at = coordinates(k, kept_sizes, True)
+        k_at = rows.places(k, kept_sizes)
         x_row = x_ptr + offset(k, k_at, x_kept_strides)
         dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
         rstd = tl.load(rstd_ptr + offset(k, k_at, rstd_kept_strides), mask=exists).to(COMPUTE)

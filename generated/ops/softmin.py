@@ -29,7 +29,7 @@ def softmin_forward(
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     e_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
     y_total_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
@@ -57,7 +57,7 @@ def softmin_backward(
     WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     y_row = y_ptr + offset(k, k_at, y_kept_strides)
     dy_row = dy_ptr + offset(k, k_at, dy_kept_strides)
     dx_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)

@@ -30,7 +30,7 @@ def std_forward(
 ):  # fmt: skip
     correction = scalar(correction, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     mu_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
@@ -64,7 +64,7 @@ def std_backward(
 ):  # fmt: skip
     correction = scalar(correction, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
-    k_at = coordinates(k, kept_sizes, True)
+    k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y = tl.load(y_ptr + offset(k, k_at, y_kept_strides), mask=exists).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(k, k_at, dy_kept_strides), mask=exists).to(COMPUTE)

@@ -33,6 +33,21 @@ def tile(first, n_kept, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def places(k, sizes):
+    """The place of each row in each of the four dims. Divisions, for there is one of each a row; of them the compiler sees which
+    rows lie side by side."""
+    if sizes is None:
+        return k
+    else:
+        return (
+            k // sizes[2] // sizes[1] // sizes[0],
+            k // sizes[2] // sizes[1] % sizes[0],
+            k // sizes[2] % sizes[1],
+            k % sizes[2],
+        )
+
+
+@triton.jit
 def columns(n_reduced, LOOP: tl.constexpr, BLOCK_R: tl.constexpr):
     """How far a walk over a row goes: one step, known at compile time, where the row fits in a tile."""
     if LOOP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -87,6 +88,40 @@ def launches(op: RuntimeOp, dtype: str) -> list[tuple[str, Launch, dict[str, Met
     return out
 
 
+def loads(ptx: str) -> tuple[int, int]:
+    """Loads from global memory, into registers or ahead into shared memory, and those of less than two words."""
+    found = []
+    for line in ptx.splitlines():
+        if "ld.global" in line and "ld.global.nc" not in line:  # which is of a table that libdevice has
+            found.append(not re.search(r"\.v[24]\.", line) and ".b8" not in line)
+        elif (
+            ahead := re.search(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x([0-9a-f]+)", line)
+        ) is not None:
+            found.append(int(ahead[1], 16) < 8)
+    return len(found), sum(found)
+
+
+def beside_rows(ttgir: str, rows: set[str]) -> int:
+    """How many values a thread loads that are no elements of rows, but one a row, one for several elements, or by an index."""
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", ttgir, re.MULTILINE))
+    total = 0
+    for line in ttgir.splitlines():
+        found = re.match(r"\s*%([A-Za-z]\w*?)(?:_\d+)? = (?:tt\.load|ttg\.async_copy_global_to_local) ", line)
+        if found is None or found[1] in rows:
+            continue
+        tensor = re.search(r": tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>", line)
+        if tensor is None:
+            total += 1
+            continue
+        shape = [int(n) for n in tensor[1].split("x")]
+        own, threads, warps = (
+            [int(n) for n in re.search(rf"{key} = \[([\d, ]+)\]", layouts[tensor[2]])[1].split(",")]  # type: ignore[index]
+            for key in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
+        )
+        total += math.prod(o * -(-n // (o * t * w)) for n, o, t, w in zip(shape, own, threads, warps))
+    return total
+
+
 def main() -> None:
     kind, _, arch = sys.argv[1].partition(":")
     target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, 64 if kind == "hip" else 32)
@@ -121,19 +156,19 @@ def main() -> None:
                 built = triton.compile(
                     source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True}
                 )
-                text = str(built.asm.get("ptx", ""))
-                # What is not coherent comes of a table that a function of libdevice has.
-                loads = [line for line in text.splitlines() if "ld.global" in line and "ld.global.nc" not in line]
-                narrow = [line for line in loads if not re.search(r"\.v[24]\.", line) and ".b8" not in line]
+                count, narrow = loads(str(built.asm.get("ptx", "")))
+                if not cls.elementwise:
+                    most = max(math.prod(m.shape) for m in metas.values())
+                    whole = {n for n, m in metas.items() if math.prod(m.shape) == most}
+                    narrow = max(0, narrow - beside_rows(str(built.asm["ttgir"]), whole))
                 plain = all(launch.values.get(k) is None for k in ("sizes", "kept_sizes", "n_parts"))
                 layout = "dense" if plain and layout == "dense" else "strided"
-                layout = layout if cls.elementwise else "rows"
                 row = {
                     "op": name,
                     "kernel": launch.kernel.function.fn.__name__,
-                    "layout": layout,
-                    "loads": len(loads),
-                    "narrow": len(narrow),
+                    "layout": layout if cls.elementwise else "rows",
+                    "loads": count,
+                    "narrow": narrow,
                 }
                 print(json.dumps(row), flush=True)
 
