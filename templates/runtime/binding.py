@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .graph import recording
 from .layout import RANK
 from .op import RuntimeOp
 from .plan import Given, Meta, Plan, TooManyDims
@@ -52,7 +53,8 @@ class _Torch:
 _found: _Torch | None = None
 
 
-def _library() -> _Torch:
+def torch_library() -> _Torch:
+    """torch, imported when it is first needed."""
     global _found
     if _found is None:
         _found = _Torch()
@@ -77,12 +79,14 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
         given: by name in the spec, every input, param and buffer: a tensor, a number, or None.
 
     Returns:
-        The output, or a tuple of them.
+        The output, or a tuple of them; of recorded tensors, recorded ones.
 
     Raises:
         TypeError, ValueError: naming op and argument: a wrong type, dtype, device or shape.
     """
-    lib = _library()
+    if _found is None and (graph := recording(given)) is not None:
+        return graph.record(op, given)
+    lib = torch_library()
     if lib.torch.compiler.is_compiling():
         lib.torch._dynamo.graph_break(msg=_NO_TRACE.format(op.name))  # with fullgraph=True it is the error
         return lib.torch.compiler.disable(_call)(op, given)
@@ -90,10 +94,12 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
 
 
 def _call(op: RuntimeOp, given: dict[str, Any], lib: _Torch | None = None) -> Any:
-    lib = lib or _library()
+    lib = lib or torch_library()
     op.require()
     given = {n: _plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
+    if len(tensors) < len(given) and (graph := recording(given)) is not None:
+        return graph.record(op, given)
     _check(op, given, tensors, lib)
     wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
     if not wants:
@@ -210,7 +216,7 @@ def _launch(
 
 
 def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    most = _library().warps
+    most = torch_library().warps
     for launch in plan.launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
         launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
@@ -310,12 +316,12 @@ def _autograd_function(torch: Any) -> Any:
 
         @staticmethod
         def forward(op: RuntimeOp, names: tuple[str, ...], *values: Any) -> tuple[torch.Tensor, ...]:
-            return _forward(op, dict(zip(names, values)), _library(), saving=True)
+            return _forward(op, dict(zip(names, values)), torch_library(), saving=True)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
             op, names, *values = inputs
-            lib = _library()
+            lib = torch_library()
             given = dict(zip(names, values))
             ctx.op, ctx.names = op, names
             ctx.metas = _metas(given, lib)
@@ -345,7 +351,7 @@ def _autograd_function(torch: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
             op: RuntimeOp = ctx.op
-            lib = _library()
+            lib = torch_library()
             wanted = [n for n, need in zip(ctx.names, ctx.needs_input_grad[2:]) if need]
             for name in wanted:
                 if name not in op.gradients:
@@ -374,7 +380,7 @@ def _autograd_function(torch: Any) -> Any:
         def forward(
             op: RuntimeOp, given: dict[str, Any], needed: list[str], device: Any, names: tuple[str, ...], *tensors: Any
         ) -> tuple[Any, ...]:
-            grads = _backward(op, {**given, **dict(zip(names, tensors))}, needed, device, _library())
+            grads = _backward(op, {**given, **dict(zip(names, tensors))}, needed, device, torch_library())
             return tuple(grads[f"d{n}"] for n in needed)
 
         @staticmethod

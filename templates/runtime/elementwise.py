@@ -80,7 +80,7 @@ class Elementwise(Stage):
                     "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
             values = {**self._common(call, operands, space, written), **flat}
             crossed = [*operands.values(), *(strided or ([] if call.backward else written.values()))]
-            values["patch_sizes"], programs = self._tiles(space, crossed)
+            values["patch_sizes"], programs = tiles(space, crossed)
             call.launches.append(Launch(self.kernel, (programs, 1, 1), pointers, values))
             return
         for pattern, names in groups.items():
@@ -151,18 +151,18 @@ class Elementwise(Stage):
         return values
 
     @staticmethod
-    def _tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:
-        """The sizes of the patches that the space is cut into, or None for tiles in a row; and how many programs there are."""
-        patch = layout.patch(space, operands)
-        if patch is None:
-            return None, cdiv(space.count, BLOCK)
-        rows, between, columns = patch
-        return patch, space.count // (rows * columns) * cdiv(rows, BLOCK // layout.SIDE) * cdiv(columns, layout.SIDE)
-
-    @staticmethod
     def _dense(operand: Operand, space: Space) -> bool:
         linear = space.linear()
         return all(operand.strides.get(a, 0) == linear[a] for a in space.order if space.extents[a] != 1)
+
+
+def tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:
+    """The sizes of the patches that the space is cut into, or None for tiles in a row; and how many programs there are."""
+    patch = layout.patch(space, operands)
+    if patch is None:
+        return None, cdiv(space.count, BLOCK)
+    rows, between, columns = patch
+    return patch, space.count // (rows * columns) * cdiv(rows, BLOCK // layout.SIDE) * cdiv(columns, layout.SIDE)
 
 
 def triton_dtype(name: str) -> Any:

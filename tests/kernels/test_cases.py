@@ -711,7 +711,7 @@ def test_wavefronts_of_64_lanes_are_fewer(monkeypatch: pytest.MonkeyPatch) -> No
     assert launch.warps == 32
     plan = Plan({}, launches=(replace(launch, kernel=replace(launch.kernel, function=Jit())),))
     for most in (16, 32):
-        monkeypatch.setattr(binding._library(), "warps", most)
+        monkeypatch.setattr(binding.torch_library(), "warps", most)
         binding._run(plan, {}, {})
     assert asked == [16, 32]
 
@@ -732,7 +732,7 @@ def test_launches_happen_on_the_tensors_own_device(backward: bool, monkeypatch: 
             entered.append(None)
 
     seen: list[Any] = []
-    lib = binding._library()
+    lib = binding.torch_library()
     op = op_class("silu")()
     monkeypatch.setattr(torch.cuda, "device", Guard)
     monkeypatch.setattr(binding, "_run", lambda *_: seen.append(entered[-1]))

@@ -1,0 +1,64 @@
+"""Tensors by dotted key in safetensors files. A file that does not fit changes nothing.
+
+save({"fc1.weight": weight}, Path("model.safetensors"))
+load_into(run.state_dict(), read(Path("model.safetensors")), "model.safetensors")
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError("saving and loading needs the package `safetensors`: pip install safetensors") from None
+    return safetensors
+
+
+def save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes a file beside its place and renames it: it is there whole, or not at all."""
+    library = _safetensors()
+    whole = {n: t.detach().contiguous() for n, t in tensors.items()}
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        library.torch.save_file(whole, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, on the CPU. Raises ValueError where it is no whole safetensors file."""
+    library = _safetensors()
+    try:
+        found: dict[str, Any] = library.torch.load_file(str(path))
+    except library.SafetensorError as error:
+        raise ValueError(f"{path}: no whole safetensors file: {error}") from error
+    return found
+
+
+def load_into(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], source: str) -> None:
+    """Copies, if names, shapes and dtypes are the same. Raises ValueError with every difference."""
+    wrong = [f"`{n}` is missing" for n in own if n not in given]
+    wrong += [f"`{n}` is not of this model" for n in given if n not in own]
+    for name in (n for n in own if n in given):
+        ours, theirs = own[name], given[name]
+        if ours.shape != theirs.shape:
+            wrong.append(f"`{name}` is {list(theirs.shape)} there, {list(ours.shape)} here")
+        if ours.dtype != theirs.dtype:
+            wrong.append(f"`{name}` is {theirs.dtype} there, {ours.dtype} here")
+    if wrong:
+        raise ValueError("\n  ".join([f"{source} does not fit, nothing is loaded:", *wrong]))
+    for name, tensor in own.items():
+        tensor.detach().copy_(given[name])
