@@ -246,6 +246,9 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
         words.append(f'indexes="{decl.indexes}"')
     if decl.or_attr:
         words.append(f'unless="{decl.or_attr}"')
+    first = decl.init or decl.default
+    if first is not None and decl.role in ("param", "buffer"):
+        words.append(f"init={_number(first)}")
     if chosen:
         other = ", ".join(f'("{n}", ({", ".join(v)},), "{_spelled(dims)}")' for n, v, dims in chosen)
         words.append(f"chosen=({other},)")
@@ -322,11 +325,15 @@ def _default(attr: AttrDecl) -> str | None:
         case Name(id, _):
             return id.capitalize()
         case Number() | Unary():
-            text = spell(expr).replace("inf", 'float("inf")').replace("nan", 'float("nan")')
-            return text
+            return _number(expr)
         case Call("tuple", args, _, _, _):
             return f"({', '.join(spell(a) for a in args)})"
     return "None"
+
+
+def _number(expr: Number | Unary) -> str:
+    """A number as Python."""
+    return spell(expr).replace("inf", 'float("inf")').replace("nan", 'float("nan")')
 
 
 def _annotation(attr: AttrDecl, pack: bool = False) -> str:

@@ -219,7 +219,7 @@ class AddLayerNorm(RuntimeOp):
 
     name = "add_layer_norm"
     inputs = (Tensor("x", "..., N", arg="input"), Tensor("residual", "..., N"))
-    params = (Tensor("weight", "N", optional=True), Tensor("bias", "N", optional=True))
+    params = (Tensor("weight", "N", optional=True, init=1), Tensor("bias", "N", optional=True, init=0))
     outputs = (Tensor("s", "..., N"), Tensor("y", "..., N"))
     residuals = ("weight", "s", "mu", "rstd", "bias")
     gradients = ("x", "residual", "weight", "bias")

@@ -184,7 +184,7 @@ class AddRmsNorm(RuntimeOp):
 
     name = "add_rms_norm"
     inputs = (Tensor("x", "..., N", arg="input"), Tensor("residual", "..., N"))
-    params = (Tensor("weight", "N", optional=True),)
+    params = (Tensor("weight", "N", optional=True, init=1),)
     outputs = (Tensor("s", "..., N"), Tensor("y", "..., N"))
     residuals = ("weight", "s", "rstd")
     gradients = ("x", "residual", "weight")

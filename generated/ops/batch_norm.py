@@ -230,8 +230,8 @@ class BatchNorm(RuntimeOp):
 
     name = "batch_norm"
     inputs = (Tensor("x", "B, C, ...", arg="input"),)
-    params = (Tensor("weight", "C", optional=True), Tensor("bias", "C", optional=True))
-    buffers = (Tensor("running_mean", "C"), Tensor("running_var", "C"))
+    params = (Tensor("weight", "C", optional=True, init=1), Tensor("bias", "C", optional=True, init=0))
+    buffers = (Tensor("running_mean", "C", init=0), Tensor("running_var", "C", init=1))
     outputs = (Tensor("y", "B, C, ..."),)
     residuals = ("x", "weight", "running_mean", "running_var", "mu", "spread", "bias")
     gradients = ("x", "weight", "bias")

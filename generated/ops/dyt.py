@@ -106,7 +106,11 @@ class Dyt(RuntimeOp):
 
     name = "dyt"
     inputs = (Tensor("x", "..., N", arg="input"),)
-    params = (Tensor("alpha", ""), Tensor("weight", "N", optional=True), Tensor("bias", "N", optional=True))
+    params = (
+        Tensor("alpha", "", init=0.5),
+        Tensor("weight", "N", optional=True, init=1),
+        Tensor("bias", "N", optional=True, init=0),
+    )
     outputs = (Tensor("y", "..., N"),)
     residuals = ("x", "alpha", "weight")
     gradients = ("x", "alpha", "weight", "bias")

@@ -187,7 +187,7 @@ class GroupNorm(RuntimeOp):
 
     name = "group_norm"
     inputs = (Tensor("x", "B, (G K), ...", arg="input"),)
-    params = (Tensor("weight", "(G K)", optional=True), Tensor("bias", "(G K)", optional=True))
+    params = (Tensor("weight", "(G K)", optional=True, init=1), Tensor("bias", "(G K)", optional=True, init=0))
     outputs = (Tensor("y", "B, (G K), ..."),)
     residuals = ("x", "weight", "mu", "rstd", "bias")
     gradients = ("x", "weight", "bias")

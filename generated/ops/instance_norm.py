@@ -311,8 +311,8 @@ class InstanceNorm(RuntimeOp):
 
     name = "instance_norm"
     inputs = (Tensor("x", "B, C, ...", arg="input"),)
-    params = (Tensor("weight", "C", optional=True), Tensor("bias", "C", optional=True))
-    buffers = (Tensor("running_mean", "C", optional=True), Tensor("running_var", "C", optional=True))
+    params = (Tensor("weight", "C", optional=True, init=1), Tensor("bias", "C", optional=True, init=0))
+    buffers = (Tensor("running_mean", "C", optional=True, init=0), Tensor("running_var", "C", optional=True, init=1))
     outputs = (Tensor("y", "B, C, ..."),)
     residuals = ("x", "weight", "running_mean", "running_var", "own_mu", "own_spread", "bias")
     gradients = ("x", "weight", "bias")

@@ -157,7 +157,7 @@ class LayerNorm(RuntimeOp):
 
     name = "layer_norm"
     inputs = (Tensor("x", "..., N...", arg="input"),)
-    params = (Tensor("weight", "N...", optional=True), Tensor("bias", "N...", optional=True))
+    params = (Tensor("weight", "N...", optional=True, init=1), Tensor("bias", "N...", optional=True, init=0))
     outputs = (Tensor("y", "..., N..."),)
     residuals = ("x", "weight", "mu", "rstd")
     gradients = ("x", "weight", "bias")

@@ -130,7 +130,7 @@ class RmsNorm(RuntimeOp):
 
     name = "rms_norm"
     inputs = (Tensor("x", "..., N", arg="input"),)
-    params = (Tensor("weight", "N", optional=True),)
+    params = (Tensor("weight", "N", optional=True, init=1),)
     outputs = (Tensor("y", "..., N"),)
     residuals = ("x", "weight", "rstd")
     gradients = ("x", "weight")

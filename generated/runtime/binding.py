@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
 _NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent would be lost"
 _NO_TRACE = "{}: kernels run between the graphs of torch.compile, not in them: leave out fullgraph=True"
-_FUSION = True
-"""`enable_fp_fusion`, given at every launch: its default differs between versions of Triton."""
 
 
 class _Torch:
@@ -59,6 +57,16 @@ def torch_library() -> _Torch:
     if _found is None:
         _found = _Torch()
     return _found
+
+
+def most_warps() -> int:
+    """Of a program, on the devices that torch was built for."""
+    return torch_library().warps
+
+
+def torch_dtypes() -> Mapping[str, Any]:
+    """torch's dtypes by the names that they have here."""
+    return torch_library().dtypes
 
 
 def interpreted() -> bool:
@@ -216,10 +224,10 @@ def _launch(
 
 
 def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    most = torch_library().warps
+    most = most_warps()
     for launch in plan.launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
-        launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
+        launch.kernel.function[launch.grid](*arguments, **launch.options(most))
 
 
 def _planned(op: RuntimeOp, plan: Any, given: dict[str, Any], lib: _Torch) -> tuple[Plan, dict[str, Any]]:
@@ -247,9 +255,8 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = F
     if debugging():
         _check_indices(op, given, lib)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
-    handed = {t.name for t in op.scratch}
     outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
-    between = {**plan.scratch, **{n: m for n, m in plan.saved.items() if n in handed and not saving}}
+    between = op.between(plan, saving)
     if plan.launches:
         _launch(op, plan, {**_tensors(given, lib), **outputs, **_allocate(between, device, lib)}, given, device, lib)
     for name in plan.updated:

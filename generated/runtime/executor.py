@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,7 @@ class Executor:
             for i, launch in enumerate(task.launches):
                 packed = PackedC()
                 task.pack(i, views, packed)
-                runs.append(bind(launch, bytes(packed.buffer), self.device))
+                runs.append(self._launch(launch, task.metas, packed))
         return runs
 
     def _backward_runs(self, accumulate: bool) -> list[Run]:
@@ -254,12 +255,12 @@ class Executor:
         out = Meta(words[target.dtype], tuple(target.shape), tuple(target.stride()))
         view = TensorView(target.data_ptr(), out.dtype, out.shape, out.strides, str(self.device))
         launch = moves.add(meta, out, out) if accumulate else moves.copy(meta, out)
-        return self._moved(launch, {"x": self._views()[own], "other": view, "out": view})
+        views, packed = {"x": self._views()[own], "other": view, "out": view}, PackedC()
+        launch.kernel.abi.visit(launch.arguments(views, {}), packed)
+        return [self._launch(launch, {"x": meta, "other": out, "out": out}, packed)] if launch.grid[0] else []
 
-    def _moved(self, launch: Launch, tensors: Mapping[str, TensorView]) -> list[Run]:
-        packed = PackedC()
-        launch.kernel.abi.visit(launch.arguments(tensors, {}), packed)
-        return [bind(launch, bytes(packed.buffer), self.device)] if launch.grid[0] else []
+    def _launch(self, launch: Launch, metas: Mapping[str, Meta], packed: PackedC) -> Run:
+        return partial(bind(launch, metas, str(self.device)), bytes(packed.buffer))
 
     def _run(self, runs: list[Run]) -> None:
         if self.device.type == "cuda":

@@ -12,15 +12,18 @@ launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from . import layout
 from .abi import ArgVisitor
 from .layout import Axis, Operand, ShapeError, Space
-from .plan import Call, Given, Meta, Plan, Stage, Tensor, active
+from .plan import Call, Given, Launch, Meta, Plan, Stage, Tensor, active
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
+
+View = TensorView | float | int | None
+"""An argument as a host hands it over: a tensor, a number given for one, or nothing."""
 
 
 class RuntimeOp:
@@ -134,12 +137,7 @@ class RuntimeOp:
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         compute = self.compute_dtype(given)
-        choices = self.choices()
-        updated = [
-            name
-            for name, when in self.updates.items()
-            if isinstance(given.get(name), Meta) and all(choices[n] in values for n, values in when.items())
-        ]
+        updated = self._updated(given)
         wanted = {t.name: self.output_dtype(t, given, compute) for t in (*self.outputs, *self.saved, *self.scratch)}
         declared = {t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *self.scratch)}
         call = Call(self, dict(given), declared, wanted, compute)
@@ -148,11 +146,13 @@ class RuntimeOp:
         result, saved = (
             {t.name: call.outputs[t.name] for t in ts if t.name in call.outputs} for ts in (self.outputs, self.saved)
         )
-        return Plan(result, call.scratch, tuple(call.launches), compute, tuple(call.zeros), saved, tuple(updated))
+        return Plan(
+            result, call.scratch, tuple(call.launches), compute, tuple(call.zeros), saved, tuple(updated), call.metas()
+        )
 
     def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         """Gradients to allocate, scratch and launches. `given` has the cotangents as `d<output>`."""
-        if not self.backward:
+        if not self.has_backward:
             raise TypeError(f"{self.name} has no backward: its spec says `not_differentiable`")
         key = self._key("backward", given, tuple(needed), multiprocessors)
         found = self._plans.get(key)
@@ -176,9 +176,17 @@ class RuntimeOp:
         scratch = {t.name: self.output_dtype(t, given, compute) for t in self.scratch}
         call = Call(self, known, declared, {**wanted, **scratch}, compute, multiprocessors, True)
         self._run(call, self.backward, list(wanted))
-        return Plan(
-            {n: call.outputs[n] for n in wanted}, call.scratch, tuple(call.launches), compute, tuple(call.zeros)
-        )
+        outputs = {n: call.outputs[n] for n in wanted}
+        return Plan(outputs, call.scratch, tuple(call.launches), compute, tuple(call.zeros), metas=call.metas())
+
+    def _updated(self, given: Mapping[str, Given]) -> list[str]:
+        """The buffers that are given and written in place."""
+        choices = self.choices()
+        return [
+            name
+            for name, when in self.updates.items()
+            if isinstance(given.get(name), Meta) and all(choices[n] in values for n, values in when.items())
+        ]
 
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
         scratch = [t.name for t in self.scratch if not isinstance(call.given.get(t.name), Meta)]  # unless it was kept
@@ -215,6 +223,11 @@ class RuntimeOp:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.inputs + self.params + self.buffers
 
+    # -------------------------------------------------------------------------------- the contract, by name
+    #
+    # `given` has, by name, what is known of inputs, params and buffers; in the backward also of outputs, of what the forward
+    # saved, and of the cotangents, as `d<output>`: `backward_given` makes the one of the other.
+
     @property
     def n_activation_inputs(self) -> int:
         return len(self.inputs)
@@ -223,9 +236,28 @@ class RuntimeOp:
     def param_names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.params)
 
+    def param_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...] | None]:
+        """The shapes of the params, of which the inputs determine every axis; None of the others.
+
+        A pack of a param that may be broadcast has any number of axes: it is for the caller to choose.
+        """
+        return self._shapes(self.params, given)
+
+    def param_init_data(self) -> dict[str, float | None]:
+        """What each param is filled with when a model begins; None where the spec leaves it open."""
+        return {p.name: p.init for p in self.params}
+
     @property
-    def has_backward(self) -> bool:
-        return bool(self.gradients)
+    def buffer_names(self) -> tuple[str, ...]:
+        return tuple(b.name for b in self.buffers)
+
+    def buffer_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...] | None]:
+        """As `param_shapes`."""
+        return self._shapes(self.buffers, given)
+
+    def buffer_init_data(self) -> dict[str, float | None]:
+        """As `param_init_data`."""
+        return {b.name: b.init for b in self.buffers}
 
     def output_shapes(self, given: Mapping[str, Given]) -> tuple[tuple[int, ...], ...]:
         return tuple(m.shape for m in self.plan_forward(given).outputs.values())
@@ -236,35 +268,124 @@ class RuntimeOp:
         kept = {n: {**given, **plan.outputs, **plan.saved}.get(n) for n in self.residuals if n not in plan.updated}
         return {n: m.shape for n, m in kept.items() if isinstance(m, Meta)}
 
-    def pack_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],
-                  buffers: Sequence[TensorView | None], outputs: Sequence[TensorView], residuals: Sequence[TensorView],
-                  scratch: Sequence[TensorView], visitor: ArgVisitor) -> None:  # fmt: skip
-        """Visits the arguments of forward launch `i`, each under the kernel parameter's name."""
-        views = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
-        plan = self.plan_forward({n: _meta(v) for n, v in views.items()})
-        views |= dict(zip(plan.outputs, outputs)) | dict(zip(plan.scratch, scratch)) | dict(zip(plan.saved, residuals))
-        self._visit(plan, i, views, visitor)
+    def between(self, plan: Plan, training: bool) -> dict[str, Meta]:
+        """The scratch of a forward: without training also what its stages hand on to one another that would be kept else."""
+        handed = {t.name for t in self.scratch}
+        return {**plan.scratch, **{n: m for n, m in plan.saved.items() if n in handed and not training}}
 
-    def pack_backward_args(self, i: int, inputs: Sequence[TensorView | float | None], params: Sequence[TensorView | None],
-                           buffers: Sequence[TensorView | None], outputs: Sequence[TensorView], residuals: Sequence[TensorView],
-                           grad_outputs: Sequence[TensorView | None], grad_inputs: Sequence[TensorView | None],
-                           grad_params: Sequence[TensorView | None], scratch: Sequence[TensorView], visitor: ArgVisitor,
-                           multiprocessors: int = 132) -> None:  # fmt: skip
-        """Visits the arguments of backward launch `i`; a gradient that is not needed is None."""
-        views: dict[str, Any] = dict(zip((t.name for t in self.tensors), (*inputs, *params, *buffers)))
-        views |= dict(zip((t.name for t in self.outputs), outputs))
-        views |= dict(zip((t.name for t in self.saved), residuals))
-        views |= dict(zip((f"d{t.name}" for t in self.outputs), grad_outputs))
-        grads = dict(zip((t.name for t in self.inputs + self.params), (*grad_inputs, *grad_params)))
+    def scratch_metas(self, given: Mapping[str, Given], training: bool) -> dict[str, Meta]:
+        """What a forward takes beside its outputs and gives back at its end."""
+        return self.between(self.plan_forward(given), training)
+
+    def n_launches(self, given: Mapping[str, Given]) -> int:
+        return len(self.plan_forward(given).launches)
+
+    def block(self, i: int, given: Mapping[str, Given], lanes: int = 32) -> tuple[int, int, int]:
+        """The threads of a program of forward launch `i`, on a device whose warps have that many lanes."""
+        return self.plan_forward(given).launches[i].warps * lanes, 1, 1
+
+    def grid(self, i: int, given: Mapping[str, Given]) -> tuple[int, int, int]:
+        """The programs of forward launch `i`."""
+        return self.plan_forward(given).launches[i].grid
+
+    @property
+    def has_backward(self) -> bool:
+        return bool(self.gradients)
+
+    def backward_given(self, given: Mapping[str, Given]) -> dict[str, Given]:
+        """What is known in the backward of a forward with `given`, cotangents being laid out like the outputs."""
+        plan = self.plan_forward(given)
+        return {**given, **plan.outputs, **plan.saved, **{f"d{n}": m for n, m in plan.outputs.items()}}
+
+    def backward_scratch_metas(
+        self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int
+    ) -> dict[str, Meta]:
+        """What a backward takes beside the gradients and gives back at its end."""
+        return dict(self.plan_backward(given, needed, multiprocessors).scratch)
+
+    def n_backward_launches(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> int:
+        return len(self.plan_backward(given, needed, multiprocessors).launches)
+
+    def backward_block(self, i: int, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int,
+                       lanes: int = 32) -> tuple[int, int, int]:  # fmt: skip
+        """The threads of a program of backward launch `i`."""
+        return self.plan_backward(given, needed, multiprocessors).launches[i].warps * lanes, 1, 1
+
+    def backward_grid(
+        self, i: int, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int
+    ) -> tuple[int, int, int]:
+        """The programs of backward launch `i`."""
+        return self.plan_backward(given, needed, multiprocessors).launches[i].grid
+
+    def pack_args(self, i: int, inputs: Sequence[View], params: Sequence[View], buffers: Sequence[View],
+                  outputs: Sequence[View], residuals: Sequence[View], scratch: Sequence[View],
+                  visitor: ArgVisitor) -> None:  # fmt: skip
+        """Visits the arguments of forward launch `i`, each under the kernel parameter's name.
+
+        Args:
+            residuals: what the plan calls saved, in its order; None for what is not kept.
+            scratch: in the order of the plan's.
+
+        Raises:
+            TypeError: where there are more or fewer than the op has.
+        """
+        views = self._own_views(inputs, params, buffers)
+        plan = self.plan_forward({n: _meta(v) for n, v in views.items()})
+        views |= self._named("outputs", plan.outputs, outputs) | self._named("residuals", plan.saved, residuals)
+        self.pack(plan.launches[i], {**views, **self._named("scratch", plan.scratch, scratch)}, visitor)
+
+    def pack_backward_args(self, i: int, inputs: Sequence[View], params: Sequence[View], buffers: Sequence[View],
+                           outputs: Sequence[View], residuals: Sequence[View], grad_outputs: Sequence[View],
+                           grad_inputs: Sequence[View], grad_params: Sequence[View], scratch: Sequence[View],
+                           visitor: ArgVisitor, multiprocessors: int) -> None:  # fmt: skip
+        """Visits the arguments of backward launch `i`; a gradient that is not needed is None, and so is an absent cotangent."""
+        views = self._own_views(inputs, params, buffers)
+        views |= self._named("outputs", [t.name for t in self.outputs], outputs)
+        views |= self._named("residuals", [t.name for t in self.saved], residuals)
+        views |= self._named("grad_outputs", [f"d{t.name}" for t in self.outputs], grad_outputs)
+        grads = self._named("grad_inputs", [t.name for t in self.inputs], grad_inputs)
+        grads |= self._named("grad_params", self.param_names, grad_params)
         needed = tuple(n for n in self.gradients if grads.get(n) is not None)
         plan = self.plan_backward({n: _meta(v) for n, v in views.items()}, needed, multiprocessors)
-        views |= {f"d{n}": v for n, v in grads.items()} | dict(zip(plan.scratch, scratch))
-        self._visit(plan, i, views, visitor)
+        views |= {f"d{n}": v for n, v in grads.items()} | self._named("scratch", plan.scratch, scratch)
+        self.pack(plan.launches[i], views, visitor)
 
-    def _visit(self, plan: Plan, i: int, views: Mapping[str, Any], visitor: ArgVisitor) -> None:
-        launch = plan.launches[i]
+    def pack(self, launch: Launch, views: Mapping[str, View], visitor: ArgVisitor) -> None:
+        """Visits the arguments of a launch of this op's plans; `views` are by name what is there of `plan.metas`, and numbers."""
         tensors = {n: v for n, v in views.items() if isinstance(v, TensorView)}
         launch.kernel.abi.visit(launch.arguments(tensors, self.numbers(views)), visitor)
+
+    def _own_views(self, inputs: Sequence[View], params: Sequence[View], buffers: Sequence[View]) -> dict[str, View]:
+        views = self._named("inputs", [t.name for t in self.inputs], inputs)
+        views |= self._named("params", self.param_names, params)
+        return views | self._named("buffers", self.buffer_names, buffers)
+
+    def _named(self, kind: str, names: Collection[str], values: Sequence[View]) -> dict[str, View]:
+        if len(names) != len(values):
+            raise TypeError(f"{self.name}: {len(values)} {kind}; it has {len(names)}: {', '.join(names) or 'none'}")
+        return dict(zip(names, values))
+
+    def _shapes(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, tuple[int, ...] | None]:
+        there = [t for t in self.inputs if isinstance(given.get(t.name), Meta)]
+        extents = self.extents(self.bind(there, given), there)
+        known = frozenset(n for t in there for n in layout.names(t.dims))
+        return {t.name: self._shape(t, extents, known) for t in tensors}
+
+    def _shape(self, tensor: Tensor, extents: Mapping[Axis, int], known: frozenset[str]) -> tuple[int, ...] | None:
+        """The shape that extents give a tensor, or None where they say nothing of one of its axes."""
+        shape: list[int] = []
+        for dim in layout.parse_dims(tensor.dims):
+            if dim.pack:
+                if dim.axes[0] not in known or tensor.broadcast:
+                    return None
+                shape += [extents[a] for a in sorted((a for a in extents if a[0] == dim.axes[0]), key=lambda a: a[1])]
+                continue
+            given = [_extents_of(self.attrs[self.sized[a]])[0] if a in self.sized else 0 for a in dim.axes]
+            own = [extents.get((a, 0), fixed or other) for a, fixed, other in zip(dim.axes, dim.fixed, given)]
+            if any(a not in known and not n for a, n in zip(dim.axes, own)):
+                return None
+            shape.append(math.prod(own))
+        return tuple(shape)
 
     # -------------------------------------------------------------------------------- dtypes
 

@@ -56,6 +56,8 @@ class Tensor:
     """The attr whose value an element may have instead."""
     chosen: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
     """Other dims under a choice: its name, its values, and the dims."""
+    init: float | None = None
+    """What a param or buffer is filled with when a model begins, where the spec says it."""
 
     def __post_init__(self) -> None:
         if self.broadcast is None:
@@ -103,12 +105,21 @@ class Launch:
     pointers: Mapping[str, str]
     values: Mapping[str, Any]
     warps: int = WARPS
+    stages: int = 0
+    """Steps of a loop whose loads are under way at a time; 0 leaves it to Triton."""
+    scratch: Mapping[str, Meta] = field(default_factory=dict)
+    """Scratch that a hand-written kernel asks for, by the names in `pointers`."""
 
     def arguments(self, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
         """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
         named = {p: tensors.get(name) for p, name in self.pointers.items()}
         absent = {p.name: None for p in self.kernel.abi.params if p.role == "ptr"}
         return {**absent, **numbers, **self.values, **named}
+
+    def options(self, most_warps: int) -> dict[str, Any]:
+        """What Triton is told beside the arguments. Fusion into fma is said, for its default differs between versions."""
+        stages = {"num_stages": self.stages} if self.stages else {}
+        return {"num_warps": min(self.warps, most_warps), "enable_fp_fusion": True, **stages}
 
 
 @dataclass(frozen=True)
@@ -120,11 +131,13 @@ class Plan:
     launches: tuple[Launch, ...] = ()
     compute: str = "f32"
     zeros: tuple[str, ...] = ()
-    """Outputs that nothing is summed into: filled with zeros."""
+    """Outputs that nothing is summed into: filled with zeros by the caller."""
     saved: Mapping[str, Meta] = field(default_factory=dict)
     """What the forward allocates and writes beside its outputs for the backward, where a gradient is wanted."""
     updated: tuple[str, ...] = ()
     """Tensors of the caller that are written in place."""
+    metas: Mapping[str, Meta] = field(default_factory=dict)
+    """Every tensor that the launches may name: given, allocated and scratch."""
 
 
 @dataclass
@@ -153,6 +166,11 @@ class Call:
 
     def extents(self, bound: Mapping[str, Operand]) -> dict[Axis, int]:
         return self.op.extents(bound, [self.declared[n] for n in bound])
+
+    def metas(self) -> dict[str, Meta]:
+        """Everything that there is when all is planned."""
+        every = {**self.given, **self.outputs, **self.scratch}
+        return {n: m for n, m in every.items() if isinstance(m, Meta)}
 
     def allocated(self, name: str, meta: Meta) -> None:
         """Takes in what a stage has allocated."""

@@ -57,6 +57,8 @@ class Task:
 
     label: str
     launches: tuple[Launch, ...]
+    metas: Mapping[str, Meta]
+    """Of what the launches name, by the names that they have for it."""
     pack: Pack
     """Visits the arguments of a launch, given every tensor."""
     reads: tuple[str, ...]
@@ -157,7 +159,8 @@ class _Builder:
             launch.kernel.abi.visit(launch.arguments({k: views[n] for k, n in names.items()}, {}), visitor)
 
         reads = tuple(n for k, n in names.items() if k != "out")
-        tasks.append(Task(label, (launch,) if launch.grid[0] else (), pack, reads, (names["out"],)))
+        metas = {k: self.meta(n) for k, n in names.items()}
+        tasks.append(Task(label, (launch,) if launch.grid[0] else (), metas, pack, reads, (names["out"],)))
 
     def _dense(self, tasks: list[Task], name: str, label: str) -> str:
         """A dense copy of a tensor."""
@@ -323,8 +326,9 @@ class _Builder:
         touched = {n for launch in plan.launches for n in launch.pointers.values()}
         reads = tuple(dict.fromkeys(v for n, v in known.items() if isinstance(v, str) and n in touched))
         zeros = tuple(grads[z[1:]] for z in plan.zeros)
+        metas = {**_metas(given), **plan.outputs, **plan.scratch}
         self.program.backward.append(
-            Task(f"backward of {node.label}", plan.launches, pack, reads, (*grads.values(), *scratch), zeros)
+            Task(f"backward of {node.label}", plan.launches, metas, pack, reads, (*grads.values(), *scratch), zeros)
         )
         return grads
 
@@ -363,6 +367,10 @@ def _nbytes(meta: Meta) -> int:
     if 0 in meta.shape:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides))) * ITEM_SIZES[meta.dtype]
+
+
+def _metas(given: Mapping[str, Given]) -> dict[str, Meta]:
+    return {n: m for n, m in given.items() if isinstance(m, Meta)}
 
 
 def _dense_meta(meta: Meta) -> Meta:

@@ -402,13 +402,15 @@ class Case:
         views = {t.name: self._view(t, 1000 + 16 * k) for k, t in enumerate(self.tensors)}
         given = {n: Meta(v.dtype, v.shape, v.strides) for n, v in views.items()}
         plan = op.plan_forward(given)
-        outputs = [TensorView(5000 + 16 * k, m.dtype, m.shape, m.strides) for k, m in enumerate(plan.outputs.values())]
+        outputs = _laid_out_at(5000, plan.outputs)
         sides = [[views[t.name] for t in group] for group in (op.inputs, op.params, op.buffers)]
-        named = views | dict(zip(plan.outputs, outputs))
+        scratch, named = _laid_out_at(9000, plan.scratch), views | dict(zip(plan.outputs, outputs))
+        named |= dict(zip(plan.scratch, scratch))
+        absent = [None] * len(plan.saved)
         for i, launch in enumerate(plan.launches):
             recorder, packed = Recorder(), PackedC()
-            op.pack_args(i, *sides, outputs, [], [], recorder)
-            op.pack_args(i, *sides, outputs, [], [], packed)
+            op.pack_args(i, *sides, outputs, absent, scratch, recorder)
+            op.pack_args(i, *sides, outputs, absent, scratch, packed)
             _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
         if op.has_backward:
             self._backward_parameters(op, sides, outputs, named)
@@ -430,17 +432,25 @@ class Case:
             if v is not None
         }
         metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items()}
-        plan = op.plan_backward(metas, op.gradients, 132)
+        absent = [None] * len(op.saved)
+        plan = op.plan_backward({**metas, **{t.name: None for t in op.saved}}, op.gradients, 132)
+        scratch = _laid_out_at(9000, plan.scratch)
+        named |= dict(zip(plan.scratch, scratch))
         for i, launch in enumerate(plan.launches):
             recorder, packed = Recorder(), PackedC()
             for visitor in (recorder, packed):
-                op.pack_backward_args(i, *sides, outputs, [], cotangents, *grads, [], visitor)
+                op.pack_backward_args(i, *sides, outputs, absent, cotangents, *grads, scratch, visitor, 132)
             _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
 
     def _view(self, tensor: Tensor, address: int) -> TensorView:
         shape = self._shape(tensor, (4, 8))
         dtype = "f32" if any(d in FLOATS for d in tensor.dtypes) else tensor.dtypes[0]
         return TensorView(address, dtype, shape, dense_strides(shape))
+
+
+def _laid_out_at(first: int, metas: Mapping[str, Meta]) -> list[TensorView]:
+    """Views of made-up addresses, from the first on."""
+    return [TensorView(first + 16 * k, m.dtype, m.shape, m.strides) for k, m in enumerate(metas.values())]
 
 
 def _check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: Mapping[str, int]) -> None:

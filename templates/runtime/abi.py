@@ -20,6 +20,16 @@ _TUPLES = {"_strides": 4, "patch_sizes": 3, "sizes": 6}
 """Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their inverses."""
 
 
+_ROLES = {"constexpr": "constexpr", "int64": "i64", "float64": "f64", "fp64": "f64"}
+"""Roles of what is no pointer and no tuple, by its annotation: as text, or as Triton spells the type itself."""
+
+
+def _annotated(annotation: Any) -> str:
+    """The last word of an annotation, whether it is text, a class or a value."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return text.rpartition(".")[2]
+
+
 @dataclass(frozen=True)
 class Param:
     """One parameter. `role` is ptr, i64, f64, tuple or constexpr."""
@@ -38,16 +48,24 @@ class KernelAbi:
 
     @staticmethod
     def of(function: Any) -> KernelAbi:
-        """Read off a jit function's own `def` line: names say pointers, strides and sizes, annotations the rest."""
+        """Read off a jit function's own `def` line: names say pointers, strides and sizes, annotations the rest.
+
+        Raises:
+            TypeError: of a number without an annotation, or with another one, naming kernel and argument: Triton would make
+                a constant of an int of 1, and a float32 of a float.
+        """
         params = []
         for name, param in inspect.signature(function.fn).parameters.items():
-            annotation = str(param.annotation).rpartition(".")[2]
             if name.endswith("_ptr"):
                 params.append(Param(name, "ptr"))
             elif length := next((n for end, n in _TUPLES.items() if name.endswith(end)), 0):
                 params.append(Param(name, "tuple", length))
+            elif role := _ROLES.get(_annotated(param.annotation)):
+                params.append(Param(name, role))
             else:
-                params.append(Param(name, {"constexpr": "constexpr", "float64": "f64"}.get(annotation, "i64")))
+                raise TypeError(
+                    f"{function.fn.__name__}: `{name}` needs an annotation: tl.int64, tl.float64 or tl.constexpr"
+                )
         return KernelAbi(tuple(params))
 
     @property
@@ -57,6 +75,12 @@ class KernelAbi:
     @property
     def constexprs(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.params if p.role == "constexpr")
+
+    @property
+    def format(self) -> str:
+        """The C layout, as `struct` spells it."""
+        words = {"ptr": "Q", "i64": "q", "f64": "d", "constexpr": ""}
+        return "<" + "".join("q" * p.length if p.role == "tuple" else words[p.role] for p in self.params)
 
     def call(self, values: Mapping[str, Any]) -> list[Any]:
         """The arguments of a direct call, in order. KeyError names one that is missing."""

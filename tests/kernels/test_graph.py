@@ -54,7 +54,11 @@ def test_trials_find_what_an_extent_is_made_of() -> None:
 def test_strides_of_another_shape_are_torchs(given: tuple[int, ...], order: tuple[int, ...]) -> None:
     """A view wherever torch's `view` has one, with memory in the same places, and nowhere else."""
     torch = pytest.importorskip("torch")
-    for source in (torch.arange(24).reshape(2, 3, 4), torch.arange(96).reshape(4, 6, 4)[::2, ::2], torch.zeros(2, 1, 1).expand(2, 3, 4)):
+    for source in (
+        torch.arange(24).reshape(2, 3, 4),
+        torch.arange(96).reshape(4, 6, 4)[::2, ::2],
+        torch.zeros(2, 1, 1).expand(2, 3, 4),
+    ):
         x = source.permute(order)
         if not given:
             continue
@@ -103,7 +107,9 @@ def test_a_param_gets_the_shape_that_its_op_gives_it() -> None:
     with pytest.raises(ShapeError, match="has no shape before an op uses it"):
         _ = graph.param("early").shape
     weight = graph.param("norm.weight")
-    with pytest.raises(ShapeError, match=r"node `rms_norm_1`: rms_norm: the shape of param `norm.weight` does not follow"):
+    with pytest.raises(
+        ShapeError, match=r"node `rms_norm_1`: rms_norm: the shape of param `norm.weight` does not follow"
+    ):
         generated.rms_norm(x, weight)  # as many as the batch has
     generated.rms_norm(x.transpose(1, 2), weight)
     assert weight.shape == (6,)
@@ -118,7 +124,9 @@ def test_text_json_and_picture() -> None:
         "add_1.y: f32[batch, 8] = add(x=relu_1.y, other=stop_gradient_1.y, alpha=0.5)"
     )
     whole = json.loads(graph.to_json([y]))
-    assert whole["format"] == "pullback-graph 1" and whole["outputs"] == ["add_1.y"] and whole["stop_gradient"] == ["bias"]
+    assert (
+        whole["format"] == "pullback-graph 1" and whole["outputs"] == ["add_1.y"] and whole["stop_gradient"] == ["bias"]
+    )
     assert whole["tensors"]["pixels"] == {"role": "input", "dtype": "f32", "shape": ["batch", 8]}
     assert [n["op"] for n in whole["nodes"]] == ["relu", "stop_gradient", "add"]
     assert whole["nodes"][2]["attrs"] == {"alpha": 0.5}
@@ -268,7 +276,9 @@ def test_executor_gradient_path_to_an_argument_without_a_gradient() -> None:
     x, graph = SymTensor.input("f32", (None, 8))
     target, w = graph.input("i64", (None,), "target"), graph.param("class_weight", (8,), init=1)
     loss = generated.cross_entropy(x, target, w)
-    assert lost(loss, input_gradients=[x]) == {"class_weight": "node `cross_entropy_1` (cross_entropy) has no gradient for `weight`"}
+    assert lost(loss, input_gradients=[x]) == {
+        "class_weight": "node `cross_entropy_1` (cross_entropy) has no gradient for `weight`"
+    }
 
 
 def test_seeds_and_outputs_are_checked() -> None:

@@ -1,0 +1,138 @@
+"""Launching from a packed buffer: what `PackedC` wrote, or any host that follows the C layout, becomes a kernel's arguments.
+
+The buffer holds addresses, sizes, strides and numbers. What is a constant of the launch the `Launch` itself says: constexprs, which
+tensors it names, and that the strides of a dense tensor are None.
+
+    run = bind(launch, plan.metas, "cuda:0")
+    op.pack(launch, views, packed := PackedC())
+    run(packed.buffer)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .plan import Launch, Meta
+from .views import ITEM_SIZES
+
+
+class Address:
+    """A pointer as Triton takes it in a tensor's place."""
+
+    __slots__ = ("address", "dtype")
+
+    def __init__(self, address: int, dtype: Any) -> None:
+        self.address, self.dtype = address, dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class BoundLaunch:
+    """A launch on a device. Called with a buffer it starts the kernel on the current stream, and waits for nothing."""
+
+    def __init__(self, launch: Launch, metas: Mapping[str, Meta], device: str) -> None:
+        import torch
+
+        from .binding import most_warps, torch_dtypes
+
+        self.launch, self.metas = launch, metas
+        self._torch = torch
+        self._device = torch.device(device)
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._dtypes = torch_dtypes()
+        self._options = launch.options(most_warps())
+        self._layout = struct.Struct(launch.kernel.abi.format)
+        self._content = b""
+        self._arguments: list[Any] | None = None
+        self._compiled: dict[Any, Any] = {}
+        self._specialised: Any = None
+        self._start: Callable[..., Any] | None = None
+
+    def __call__(self, buffer: bytes | bytearray | memoryview) -> None:
+        """Launches.
+
+        Args:
+            buffer: the arguments in the C layout. The addresses must be valid until the kernel has run.
+
+        Raises:
+            ValueError: where the buffer has another length than the layout.
+        """
+        content = bytes(buffer)
+        if self._arguments is None or content != self._content:
+            self._bind(content)
+        if self._device.type == "cuda" and self._torch.cuda.current_device() != self._device.index:
+            with self._torch.cuda.device(self._device):
+                self._run()
+        else:
+            self._run()
+
+    def _run(self) -> None:
+        assert self._arguments is not None
+        if self._start is not None:
+            self._start(*self._arguments)
+            return
+        compiled = self.launch.kernel.function[self.launch.grid](*self._arguments, **self._options)
+        if compiled is not None:  # the interpreter compiles nothing
+            self._start = self._compiled[self._specialised] = compiled[self.launch.grid]
+
+    def _bind(self, content: bytes) -> None:
+        """Takes the buffer apart, and looks up what was compiled for arguments of its kind."""
+        if len(content) != self._layout.size:
+            raise ValueError(
+                f"{self.launch.kernel.function.fn.__name__}: a buffer of {len(content)} bytes; its layout has {self._layout.size}"
+            )
+        items = iter(self._layout.unpack(content))
+        arguments: list[Any] = []
+        kinds: list[Any] = []
+        for param in self.launch.kernel.abi.params:
+            constant = self.launch.values.get(param.name)
+            if param.role == "constexpr":
+                arguments.append(constant)
+            elif param.role == "tuple":
+                own = tuple(next(items) for _ in range(param.length))
+                arguments.append(None if constant is None else own)
+                kinds.append(own)
+            elif param.role == "ptr":
+                address = next(items)
+                arguments.append(self._pointer(param.name, address))
+                kinds.append((arguments[-1] is None, address % 16))
+            else:
+                arguments.append(next(items))
+                kinds.append(arguments[-1] if param.role == "i64" else None)
+        self._content, self._arguments = content, arguments
+        # Triton compiles for absent pointers, for alignment, and for some integers: what is alike in all of these is one kernel.
+        self._specialised = tuple(kinds)
+        self._start = self._compiled.get(self._specialised)
+
+    def _pointer(self, param: str, address: int) -> Any:
+        """What stands for an address: nothing where a tensor that would have elements has none."""
+        meta = self.metas.get(self.launch.pointers.get(param, ""))
+        if meta is None or (address == 0 and 0 not in meta.shape):
+            return None
+        if self._device.type == "cuda":
+            return Address(address, self._dtypes[meta.dtype])
+        return self._memory(address, meta)
+
+    def _memory(self, address: int, meta: Meta) -> Any:
+        """A tensor over memory of this process, as far as shape and strides reach: the interpreter takes no bare address."""
+        dtype = self._dtypes[meta.dtype]
+        if 0 in meta.shape:
+            return self._torch.empty(0, dtype=dtype)
+        count = 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides))
+        memory = (ctypes.c_byte * (count * ITEM_SIZES[meta.dtype])).from_address(address)
+        return self._torch.frombuffer(memory, dtype=dtype, count=count)
+
+
+def bind(launch: Launch, metas: Mapping[str, Meta], device: str) -> BoundLaunch:
+    """A launch of a plan, to be started from buffers again and again.
+
+    Args:
+        metas: the plan's own, or any that say of each tensor that the launch names its dtype, shape and strides.
+        device: as torch spells it; on the CPU the kernel runs in Triton's interpreter.
+    """
+    return BoundLaunch(launch, metas, device)
