@@ -218,14 +218,9 @@ class _Builder:
 
         reads = tuple(v for v in names.values() if isinstance(v, str))
         writes = (*(node.outputs[t] for t in plan.outputs), *saved.values(), *scratch)
-        return Task(
-            node.label,
-            plan.launches,
-            pack,
-            reads,
-            writes,
-            tuple(node.outputs[z] for z in plan.zeros if z in node.outputs),
-        )
+        zeros = tuple(node.outputs[z] for z in plan.zeros if z in node.outputs)
+        metas = {**_metas(self._given(names)), **plan.outputs, **plan.saved, **plan.scratch}
+        return Task(node.label, plan.launches, metas, pack, reads, writes, zeros)
 
     def _shape(self, tasks: list[Task], node: Node, source: str, out: str) -> None:
         shaping = node.op

@@ -173,8 +173,8 @@ class Executor:
     def _from_op(self, name: str) -> Init | None:
         for node in self.model.nodes:
             if isinstance(node.op, RuntimeOp):
-                for tensor, data in zip(node.op.params, node.op.param_init_data):
-                    if node.inputs.get(tensor.name) == name and data is not None:
+                for tensor, data in node.op.param_init_data().items():
+                    if node.inputs.get(tensor) == name and data is not None:
                         return Init("constant", data)
         return None
 

@@ -1,0 +1,396 @@
+"""Models that run: the executor beside torch's autograd over the same ops, its memory, its errors, its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import generated  # noqa: E402
+from generated.runtime.executor import Executor  # noqa: E402
+from generated.runtime.graph import Graph, Init, SymTensor  # noqa: E402
+from generated.runtime.lowering import LoweringMode  # noqa: E402
+from generated.runtime.testing import DEVICE  # noqa: E402
+
+F32 = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def gated(dtype: str = "f32") -> tuple[Graph, list[SymTensor]]:
+    """Fan-out, a shared param, a norm with statistics, a broadcast param, views, a loss beside what it is of."""
+    x, graph = SymTensor.input(dtype, (None, 3, 8))
+    scale = graph.param("scale", (8,), dtype, Init("uniform", 1.0))
+    shift = graph.param("block.shift", (3, 8), dtype, Init("normal", 0.5))
+    h = generated.add(generated.mul(x, scale), shift)
+    normed = generated.rms_norm(h, graph.param("block.norm.weight", dtype=dtype))
+    gate = generated.silu(normed)
+    both = generated.add(generated.mul(gate, h), generated.mul(normed, scale))
+    out = generated.softmax(both.transpose(1, 2), dim=-1)
+    loss = generated.mse_loss(out, graph.input(dtype, (None, 8, 3), "target"))
+    return graph, [loss, out]
+
+
+def by_torch(params: dict[str, Any], x: Any, target: Any) -> list[Any]:
+    """The same by the functions on tensors."""
+    h = generated.add(generated.mul(x, params["scale"]), params["block.shift"])
+    normed = generated.rms_norm(h, params["block.norm.weight"])
+    both = generated.add(generated.mul(generated.silu(normed), h), generated.mul(normed, params["scale"]))
+    out = generated.softmax(both.transpose(1, 2), dim=-1)
+    return [generated.mse_loss(out, target), out]
+
+
+def given(dtype: str = "f32", seed: int = 0, batch: int = 5) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(seed)
+    x, target = torch.randn(batch, 3, 8, generator=g), torch.rand(batch, 8, 3, generator=g)
+    return {"x": x.to(DEVICE, F32[dtype]), "target": target.to(DEVICE, F32[dtype])}
+
+
+def leaves(run: Executor) -> dict[str, Any]:
+    return {n: p.detach().clone().requires_grad_() for n, p in run.params.items()}
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_outputs_and_gradients_are_those_of_autograd(dtype: str) -> None:
+    """The kernels are the same: so are the bits, but where three gradients of one tensor are added in another order."""
+    graph, outputs = gated(dtype)
+    run = graph.lower(outputs, input_gradients=[SymTensor(graph, "x")]).load(DEVICE, batch=5)
+    inputs, params = given(dtype), leaves(run)
+    found = run.forward_train(**inputs)
+    x = inputs["x"].clone().requires_grad_()
+    wanted = by_torch(params, x, inputs["target"])
+    for got, want in zip(found, wanted):
+        assert torch.equal(got, want)
+    run.backward()
+    wanted[0].backward()
+    close = {"rtol": 1e-5, "atol": 1e-7} if dtype == "f32" else {"rtol": 2e-2, "atol": 1e-4}
+    assert set(run.grads) == set(params) and all(g.abs().sum() > 0 for g in run.grads.values())
+    for name, param in params.items():
+        torch.testing.assert_close(run.grads[name], param.grad, **close)
+    torch.testing.assert_close(run.input_grads["x"], x.grad, **close)
+
+
+def test_gradients_add_up_over_micro_batches_until_they_are_zeroed() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    params = leaves(run)
+    for seed in (1, 2, 3):
+        run.forward_train(**given(seed=seed))
+        run.backward()
+        by_torch(params, **given(seed=seed))[0].backward()
+    for name, param in params.items():
+        torch.testing.assert_close(run.grads[name], param.grad, rtol=1e-5, atol=1e-7)
+    run.zero_grad()
+    assert all((g == 0).all() for g in run.grads.values())
+    run.forward_train(**given(seed=1))
+    run.backward()
+    once = {n: g.clone() for n, g in run.grads.items()}
+    run.zero_grad()
+    run.forward_train(**given(seed=1))
+    run.backward()
+    assert all(torch.equal(once[n], g) for n, g in run.grads.items())
+
+
+def test_several_seeds() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
+    params, inputs = leaves(run), given()
+    seed = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    run.forward_train(**inputs)
+    run.backward({outputs[1].name: seed})
+    loss, out = by_torch(params, **inputs)
+    torch.autograd.backward([loss, out], [torch.ones_like(loss), seed])
+    for name, param in params.items():
+        torch.testing.assert_close(run.grads[name], param.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_masters_in_float32_take_gradients_in_float32() -> None:
+    """Gradients of bf16 are added up in float32; launches read the copy, until it is synced the old one."""
+    graph, outputs = gated("bf16")
+    run = graph.lower(outputs).load(DEVICE, batch=5, master="f32")
+    assert all(
+        p.dtype == torch.float32 and g.dtype == torch.float32 for p, g in zip(run.params.values(), run.grads.values())
+    )
+    plain = graph.lower(outputs).load(DEVICE, batch=5)
+    for model in (run, plain):
+        for seed in (1, 2):
+            model.forward_train(**given("bf16", seed))
+            model.backward()
+    for name, grad in run.grads.items():
+        torch.testing.assert_close(grad, plain.grads[name].float(), rtol=3e-2, atol=1e-3)
+    before = run.forward(**given("bf16"))[0]
+    with torch.no_grad():
+        run.params["scale"].mul_(2)
+    assert torch.equal(run.forward(**given("bf16"))[0], before)
+    run.sync()
+    assert not torch.equal(run.forward(**given("bf16"))[0], before)
+
+
+def test_torch_optimizers_train_it() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    params = leaves(run)
+    ours, theirs = (torch.optim.SGD(list(p.values()), lr=0.5, momentum=0.9) for p in (run.params, params))
+    losses = []
+    for seed in range(4):
+        run.zero_grad()
+        losses.append(run.forward_train(**given(seed=seed))[0].item())
+        run.backward()
+        ours.step()
+        theirs.zero_grad()
+        by_torch(params, **given(seed=seed))[0].backward()
+        theirs.step()
+    for name, param in params.items():
+        torch.testing.assert_close(run.params[name], param.detach(), rtol=1e-4, atol=1e-6)
+    assert len(set(losses)) == 4
+
+
+def test_buffers_are_updated_and_not_trained() -> None:
+    x, graph = SymTensor.input("f32", (None, 4, 6))
+    mean, var = graph.buffer("bn.running_mean", (4,)), graph.buffer("bn.running_var", (4,), init=1)
+    y = generated.batch_norm(x, mean, var, graph.param("bn.weight"), graph.param("bn.bias"), training=True)
+    model = graph.lower(generated.mean(generated.mul(y, y), dim=None))
+    run = model.load(DEVICE, batch=7)
+    assert (
+        set(run.params) == {"bn.weight", "bn.bias"}
+        and (run.params["bn.weight"] == 1).all()
+        and (run.params["bn.bias"] == 0).all()
+    )
+    value = torch.randn(7, 4, 6, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    run.forward_train(value)
+    run.backward()
+    norm = torch.nn.BatchNorm1d(4).double()
+    wanted = norm(value.cpu().double())
+    (wanted * wanted).mean().backward()
+    torch.testing.assert_close(run.buffers["bn.running_var"].cpu().double(), norm.running_var, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run.grads["bn.weight"].cpu().double(), norm.weight.grad, rtol=1e-4, atol=1e-6)
+    assert set(run.state_dict()) == {"bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"}
+    assert "bn.running_mean" not in run.grads
+
+
+def test_views_that_no_strides_reach_are_copied() -> None:
+    """A reshape of a transposed tensor, forward and backward; and dims that do not merge into what a kernel takes."""
+    x, graph = SymTensor.input("f32", (None, 3, 4))
+    w = graph.param("w", (12,), init=Init("uniform", 1.0))
+    y = generated.mul(x.transpose(1, 2).reshape(-1, 12), w).reshape(-1, 4, 3).permute(2, 0, 1)
+    z = generated.mul(y, y)
+    run = graph.lower(z, input_gradients=[x]).load(DEVICE, batch=5)
+    value = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    seed = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    got = run.forward_train(value)
+    run.backward(seed)
+    leaf, p = value.clone().requires_grad_(), run.params["w"].detach().clone().requires_grad_()
+    want = (leaf.transpose(1, 2).reshape(-1, 12) * p).reshape(-1, 4, 3).permute(2, 0, 1) ** 2
+    want.backward(seed)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(run.grads["w"], p.grad)
+    torch.testing.assert_close(run.input_grads["x"], leaf.grad)
+
+
+def test_gradients_that_are_one_cotangent_do_not_share_memory() -> None:
+    """x + w: both gradients are the cotangent itself."""
+    x, graph = SymTensor.input("f32", (None, 4))
+    w, v = (graph.param(n, (4,), init=1) for n in "wv")
+    z = generated.add(generated.add(w, v), generated.mul(w, 0.0))
+    run = graph.lower(generated.add(z, x)).load(DEVICE, batch=3)
+    run.forward_train(torch.zeros(3, 4, device=DEVICE))
+    seed = torch.arange(12.0, device=DEVICE).reshape(3, 4)
+    run.backward(seed)
+    assert torch.equal(run.grads["w"], seed.sum(0)) and torch.equal(run.grads["v"], seed.sum(0))
+    run.grads["w"].fill_(7)
+    assert torch.equal(run.grads["v"], seed.sum(0))
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_batches_of_nothing_and_of_one(batch: int) -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=batch)
+    found = run.forward_train(**given(batch=batch))
+    run.backward()
+    params = leaves(run)
+    wanted = by_torch(params, **given(batch=batch))
+    wanted[0].backward()
+    assert torch.equal(found[1], wanted[1])
+    for name, param in params.items():
+        torch.testing.assert_close(run.grads[name], param.grad, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------- memory, modes
+
+
+def test_inference_keeps_nothing() -> None:
+    """A chain of ten needs two tensors; for training what backwards read is kept."""
+    x, graph = SymTensor.input("f32", (None, 1024))
+    y = x
+    for _ in range(10):
+        y = generated.gelu(y)
+    z = generated.mul(y, graph.param("w", (1024,), init=1))
+    size = 16 * 1024 * 4
+    run = graph.lower(z, LoweringMode.INFERENCE).load(DEVICE, batch=16)
+    assert run.memory.arena == run.memory.lower_bound == 2 * size
+    assert not run.program.backward and not run.grads and run.memory.gradients == 0
+    trained = graph.lower(z, input_gradients=[x]).load(DEVICE, batch=16)
+    assert trained.memory.lower_bound >= 10 * size and trained.memory.arena <= 1.1 * trained.memory.lower_bound
+    with pytest.raises(RuntimeError, match="lowered for inference"):
+        run.forward_train(torch.zeros(16, 1024, device=DEVICE))
+
+
+def test_no_two_live_tensors_share_memory() -> None:
+    graph, outputs = gated()
+    program = graph.lower(outputs, input_gradients=[SymTensor(graph, "x")]).load(DEVICE, batch=5).program
+    inside = [s for s in program.storages.values() if not s.fixed and s.nbytes]
+    assert len(inside) > 10
+    for k, a in enumerate(inside):
+        assert a.offset % 256 == 0 and a.offset + a.nbytes <= program.memory.arena
+        for b in inside[:k]:
+            together = a.first <= b.last and b.first <= a.last
+            assert not together or a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+    assert program.memory.lower_bound <= program.memory.arena
+    dead = [s for s in inside if s.last < len(program.forward)]
+    assert dead  # something is freed before the backward
+
+
+def test_everything_is_written_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of NaN gives the same gradients."""
+    monkeypatch.setenv("PULLBACK_DEBUG", "1")
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    run.forward_train(**given())
+    run.backward()
+    assert all(g.isfinite().all() for g in run.grads.values())
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+def test_runs_out_of_order_are_refused() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    with pytest.raises(RuntimeError, match="no forward_train came before"):
+        run.backward()
+    run.forward(**given())
+    with pytest.raises(RuntimeError, match="the last forward was no forward_train"):
+        run.backward()
+    run.forward_train(**given())
+    run.backward()
+    with pytest.raises(RuntimeError, match="was run already"):
+        run.backward()
+
+
+def _loaded() -> Executor:
+    graph, outputs = gated()
+    return graph.lower(outputs).load(DEVICE, batch=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda: _loaded().forward(), TypeError, "inputs: missing: x, target"),
+        (lambda: _loaded().forward(given()["x"], x=given()["x"]), TypeError, "given twice: x; missing: target"),
+        (lambda: _loaded().forward(**given(), y=1), TypeError, "not of the model: y"),
+        (lambda: _loaded().forward(*given().values(), 1), TypeError, "3 inputs are given; the model has x, target"),
+        (lambda: _loaded().forward(x=[1.0], target=given()["target"]), TypeError, "input `x` is a list"),
+        (lambda: _loaded().forward(**{**given(), "x": given()["x"].double()}), TypeError, "input `x` is torch.float64; the graph has torch.float32"),
+        (lambda: _loaded().forward(**given(batch=4)), ValueError, r"input `x` is \(4, 3, 8\); the model was loaded for \(5, 3, 8\), \[batch, 3, 8\]"),
+        (lambda: gated()[0].lower(gated()[1]), ValueError, "is of another graph"),
+        (lambda: (lambda g, o: g.lower(o).load(DEVICE))(*gated()), ValueError, "sizes of the model: missing: batch; not in the graph: none"),
+        (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, heads=3))(*gated()), ValueError, "missing: none; not in the graph: heads"),
+        (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=-2))(*gated()), ValueError, "size `batch` is -2"),
+        (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, master="f64"))(*gated()), ValueError, "master is 'f64'"),
+    ],
+)  # fmt: skip
+def test_errors_name_what_is_wrong(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        call()
+
+
+def test_seeds_are_checked() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
+    loss, out = (o.name for o in outputs)
+    run.forward_train(**given())
+    for seeds, kind, text in (
+        (None, TypeError, f"`{out}` has 120 values: give its cotangent"),
+        ({"y": torch.ones(())}, TypeError, "not of the model: y"),
+        (torch.ones(()), TypeError, "give seeds by name"),
+        ({out: torch.ones(5, 8, 2, device=DEVICE)}, ValueError, r"the output is torch.float32 \(5, 8, 3\)"),
+        ({out: torch.ones(5, 8, 3, device=DEVICE).double()}, ValueError, "is torch.float64"),
+    ):
+        with pytest.raises(kind, match=text):
+            run.backward(seeds)
+    run.backward({out: torch.ones(5, 8, 3, device=DEVICE)})  # what was refused has cost nothing
+    assert loss in run.model.seeds
+
+
+def test_a_param_that_begins_with_nothing_is_named() -> None:
+    x, graph = SymTensor.input("f32", (None, 4))
+    y = generated.mul(x, graph.param("w", (4,)))
+    with pytest.raises(ValueError, match="param `w`: no op says what it begins with"):
+        graph.lower(y).load(DEVICE, batch=1)
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    graph, outputs = gated()
+    first, second = (graph.lower(outputs).load(DEVICE, batch=5, seed=s) for s in (1, 2))
+    assert not torch.equal(first.params["scale"], second.params["scale"])
+    first.save(tmp_path / "model.safetensors")
+    second.load(tmp_path / "model.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(first.forward(**given()), second.forward(**given())))
+    again = graph.lower(outputs).load(DEVICE, batch=5, seed=1)
+    assert all(torch.equal(again.params[n], p) for n, p in first.params.items())
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    path = tmp_path / "model.safetensors"
+    run.save(path)
+    before = {n: p.clone() for n, p in run.params.items()}
+    whole = path.read_bytes()
+    for cut in (0, 4, 100, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            run.load(path)
+    with pytest.raises(FileNotFoundError):
+        run.load(tmp_path / "other.safetensors")
+    state = {n: torch.zeros_like(p) for n, p in run.state_dict().items()}
+    state["scale"], state["block.shift"] = torch.zeros(9), state["block.shift"].double()
+    state["more"] = state.pop("block.norm.weight")
+    with pytest.raises(ValueError) as caught:
+        run.load_state_dict(state)
+    assert str(caught.value) == (
+        "the state does not fit, nothing is loaded:\n  `block.norm.weight` is missing\n  `more` is not of this model\n"
+        "  `scale` is [9] there, [8] here\n  `block.shift` is torch.float64 there, torch.float32 here"
+    )
+    assert all(torch.equal(before[n], p) for n, p in run.params.items())
+
+
+# ---------------------------------------------------------------------------------------------- whole steps
+
+
+def test_captured_steps_are_steps() -> None:
+    """A step as one graph on a GPU; on a CPU it runs as it is."""
+    graph, outputs = gated()
+    plain, captured = (graph.lower(outputs).load(DEVICE, batch=5) for _ in range(2))
+    with pytest.raises(RuntimeError, match="run one training step first"):
+        captured.capture()
+    for run in (plain, captured):
+        run.forward_train(**given())
+        run.backward()
+        run.zero_grad()
+    step = captured.capture()
+    for seed in (3, 4):
+        wanted = plain.forward_train(**given(seed=seed))
+        plain.backward()
+        found = step(**given(seed=seed))
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+        assert all(torch.equal(plain.grads[n], g) for n, g in captured.grads.items())
+        plain.zero_grad()
