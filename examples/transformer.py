@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from generated.runtime.linalg import batched_matmul, embedding, linear
+
 import generated
 from generated.runtime.graph import Graph, Init, SymTensor
-from generated.runtime.linalg import batched_matmul, embedding, linear
 
 BYTES = 256
 
@@ -32,8 +33,9 @@ class Shape:
 
 def text() -> Any:
     """All topics, one after another, as bytes."""
-    import torch
     from pydoc_data.topics import topics
+
+    import torch
 
     whole = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     return torch.frombuffer(bytearray(whole), dtype=torch.uint8).long()
