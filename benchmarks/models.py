@@ -59,7 +59,7 @@ MODELS = {("digits", "f32"): _digits, ("transformer", "f32"): _transformer, ("tr
 
 
 def ours(run: Executor, batch: Batch, captured: bool) -> Step:
-    optimizer = generated.adamw(run.parameters(), lr=LR)
+    optimizer = run.optimizer(generated.adamw, lr=LR)
 
     def step() -> torch.Tensor:
         found: torch.Tensor = run.forward_train(**batch)

@@ -60,7 +60,7 @@ def batches(pixels: Any, labels: Any, seed: int, size: int = BATCH) -> Iterator[
         yield {"pixels": pixels[own], "labels": labels[own]}
 
 
-def train(run: Executor, step: Callable[[], object], epochs: int, say: Callable[[str], None] = print) -> list[float]:
+def train(run: Executor, optimizer: Any, epochs: int, say: Callable[[str], None] = print) -> list[float]:
     """Trains; the loss of every step."""
     pixels, labels, *_ = (t.to(run.device) for t in digits())
     losses: list[Any] = []
@@ -71,9 +71,9 @@ def train(run: Executor, step: Callable[[], object], epochs: int, say: Callable[
                 run.zero_grad()
                 losses.append(run.forward_train(**batch))
                 run.backward()
-                step()
+                optimizer.step()
                 run.zero_grad()
-                captured = run.capture(step)
+                captured = run.capture(optimizer)
             else:
                 losses.append(captured(**batch))
         say(f"epoch {epoch}: loss {losses[-1].item():.4f}")
@@ -99,8 +99,8 @@ def main() -> None:
     print(graph)
     run = graph.lower(loss).load(args.device, batch=BATCH)
     print(run.memory)
-    optimizer = generated.adamw(run.parameters(), lr=3e-3)
-    train(run, optimizer.step, args.epochs)
+    optimizer = run.optimizer(generated.adamw, lr=3e-3)
+    train(run, optimizer, args.epochs)
     print(f"test accuracy {accuracy(run):.1%}")
 
 

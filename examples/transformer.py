@@ -119,7 +119,7 @@ def main() -> None:
     run = graph.lower(loss).load(args.device, batch=args.batch, master="f32")
     run.buffers["mask"].copy_(causal(shape))
     print(run.memory)
-    optimizer = generated.adamw(run.parameters(), lr=1e-3)
+    optimizer = run.optimizer(generated.adamw, lr=1e-3)
     step = None
     for k, batch in zip(range(args.steps), batches(shape, args.batch)):
         if step is None:
@@ -127,7 +127,7 @@ def main() -> None:
             run.backward()
             optimizer.step()
             run.zero_grad()
-            step = run.capture(optimizer.step)
+            step = run.capture(optimizer)
         else:
             found = step(**batch)
         if k % 50 == 0 or k == args.steps - 1:

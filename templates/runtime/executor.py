@@ -13,7 +13,7 @@ All addresses are fixed when a model is loaded: the arguments of every launch ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -405,50 +405,86 @@ class Executor:
 
     # -------------------------------------------------------------------------------- CUDA graphs
 
-    def capture(self, step: Callable[[], object] | None = None) -> Captured:
-        """A training step as one CUDA graph: forward, backward from seeds of 1, then `step`, an optimizer's.
+    def capture(self, optimizer: Any = None) -> Captured:
+        """A training step as one CUDA graph: forward, backward from seeds of 1, then the optimizer's launch.
 
-        One step must have run before, so that every kernel is compiled and the optimizer has its state. What `step` does on the host
-        alone is done once, now: hyper-parameters that a replay should see are read from the device, as this package's optimizers do.
-        On a CPU the step is run as it is.
+        One step must have run before, so that every kernel is compiled and the optimizer has its state. Of an optimizer with `prepare` and
+        `launch`, as this package's are, the host's part runs before each replay: hyper-parameters may change. Of any other
+        callable everything is recorded once. On a CPU the step runs as it is.
 
         Raises:
-            RuntimeError: no step has run yet; a seed is not of one value.
+            RuntimeError: no step has run yet, or the model is not for training.
+            TypeError: a seed is not of one value.
         """
-        if not self._backwards.get(False) and self.model.mode is LoweringMode.TRAINING:
+        if self.model.mode is not LoweringMode.TRAINING or not self._backwards.get(False):
             raise RuntimeError(
-                "capture: run one training step first (zero_grad, forward_train, backward), to compile its kernels"
+                "capture: run one training step first (forward_train, backward, the optimizer), to compile its kernels"
             )
         self._seed(None)
-        return Captured(self, step)
+        return Captured(self, optimizer)
 
-    def step(self, step: Callable[[], object] | None) -> None:
-        """One training step on the inputs that are there, gradients overwritten."""
-        self._run(self._forward)
-        self._run(self._backward_runs(False))
-        if step is not None:
-            step()
+    # -------------------------------------------------------------------------------- optimizers
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and params that are trained, as optimizers take them; each has its gradient in `.grad`."""
+        return [(n, self._params[n]) for n in self.grads]
+
+    def optimizer(
+        self, make: Callable[..., Any], groups: Sequence[Mapping[str, Any]] | None = None, **hyper: Any
+    ) -> Any:
+        """An optimizer of this package over the model's params, gradients and, where there are masters, copies.
+
+        Args:
+            make: `generated.adamw` or another.
+            groups: dicts with names under `params` and hyper-parameters of their own; without, one group of all.
+            hyper: of all groups.
+
+        Raises:
+            ValueError: a name that is no trained param, is named twice, or is in no group.
+        """
+        named = dict(self.parameters())
+        if groups is not None:
+            listed = [n for g in groups for n in g["params"]]
+            wrong = {n for n in listed if n not in named or listed.count(n) > 1} | {n for n in named if n not in listed}
+            if wrong:
+                raise ValueError(f"groups name each trained param once; not so: {', '.join(sorted(wrong))}")
+        own = [{**g, "params": [(n, named[n]) for n in g["params"]]} for g in groups] if groups else list(named.items())
+        found = make(own, **hyper)
+        for name, param in named.items():
+            found.bind(param, grad=self.grads[name], copy=self._compute.get(name))
+        return found
 
 
 class Captured:
     """A training step on inputs that are copied to where it reads them."""
 
-    def __init__(self, executor: Executor, step: Callable[[], object] | None) -> None:
-        self.executor, self._step, self._graph = executor, step, None
+    def __init__(self, executor: Executor, optimizer: Any) -> None:
+        self.executor, self._graph = executor, None
+        self._prepare = getattr(optimizer, "prepare", None)
+        self._launch = getattr(optimizer, "launch", optimizer)
         torch = executor._torch
         if executor.device.type == "cuda":
             with torch.cuda.device(executor.device):
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    executor.step(step)
+                    self._step()
             self._graph = graph
+
+    def _step(self) -> None:
+        own = self.executor
+        own._run(own._forward)
+        own._run(own._backward_runs(False))
+        if self._launch is not None:
+            self._launch()
 
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The outputs of the step, from before its update."""
         self.executor._take(inputs, named)
+        if self._prepare is not None:
+            self._prepare()
         if self._graph is None:
-            self.executor.step(self._step)
+            self._step()
         else:
             self._graph.replay()
         self.executor._fresh, self.executor._ready = False, "done"

@@ -14,6 +14,7 @@ from examples import digits, transformer  # noqa: E402
 from generated.runtime.executor import Executor  # noqa: E402
 from generated.runtime.testing import DEVICE  # noqa: E402
 
+
 def twins(run: Executor) -> dict[str, Any]:
     """The params of torch's model: the same numbers."""
     return {n: p.detach().clone().requires_grad_() for n, p in run.params.items()}
@@ -52,7 +53,7 @@ def test_executor_digits_follow_torch() -> None:
     run = loaded()
     params = twins(run)
     optimizer = torch.optim.AdamW(list(params.values()), lr=3e-3)
-    own = generated.adamw(run.parameters(), lr=3e-3)
+    own = run.optimizer(generated.adamw, lr=3e-3)
     losses = follow(run, own.step, params, digits_by_torch, optimizer, few_digits(6), 1e-4)
     assert losses[-1] < losses[0]
     for name, param in params.items():
@@ -64,7 +65,7 @@ def test_executor_digits_are_read_in_inference() -> None:
     run = loaded()
     assert 0.0 <= digits.accuracy(run) < 0.3  # nothing is learnt yet
     seen: list[str] = []
-    digits.train(run, generated.adamw(run.parameters(), lr=1e-2).step, epochs=1, say=seen.append)
+    digits.train(run, run.optimizer(generated.adamw, lr=1e-2), epochs=1, say=seen.append)
     assert digits.accuracy(run) > 0.6 and len(seen) == 1
 
 
@@ -75,7 +76,7 @@ def test_executor_transformer_follows_torch() -> None:
     run.buffers["mask"].copy_(transformer.causal(shape))
     params = twins(run)
     optimizer = torch.optim.AdamW(list(params.values()), lr=1e-2)
-    own = generated.adamw(run.parameters(), lr=1e-2)
+    own = run.optimizer(generated.adamw, lr=1e-2)
     batches = [{n: t.to(DEVICE) for n, t in b.items()} for _, b in zip(range(3), transformer.batches(shape, 2))]
     losses = follow(run, own.step, params, lambda p, **b: transformer_by_torch(p, shape, **b), optimizer, batches, 1e-3)
     assert losses[-1] < losses[0]
@@ -85,7 +86,7 @@ def test_executor_transformer_follows_torch() -> None:
 def test_executor_digits_reach_97_percent() -> None:
     """In full, as whole captured steps."""
     run = loaded()
-    digits.train(run, generated.adamw(run.parameters(), lr=3e-3).step, epochs=40, say=lambda _: None)
+    digits.train(run, run.optimizer(generated.adamw, lr=3e-3), epochs=40, say=lambda _: None)
     assert digits.accuracy(run) >= 0.97
 
 
@@ -99,7 +100,7 @@ def test_executor_transformer_follows_torch_for_500_steps(dtype: str) -> None:
     run.buffers["mask"].copy_(transformer.causal(shape))
     params = {n: p.float().detach().clone().requires_grad_() for n, p in run.params.items()}
     optimizer = torch.optim.AdamW(list(params.values()), lr=1e-3)
-    own = generated.adamw(run.parameters(), lr=1e-3)
+    own = run.optimizer(generated.adamw, lr=1e-3)
     cast = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     ours, theirs, step = [], [], None
     for _, batch in zip(range(500), transformer.batches(shape, 32)):
@@ -109,7 +110,7 @@ def test_executor_transformer_follows_torch_for_500_steps(dtype: str) -> None:
             run.backward()
             own.step()
             run.zero_grad()
-            step = run.capture(own.step)
+            step = run.capture(own)
         else:
             ours.append(step(**batch).item())
         optimizer.zero_grad()
