@@ -139,7 +139,7 @@ class CustomOp(RuntimeOp):
         """The dims that a pack stands for, merged as far as the memory of all these tensors allows.
 
         Returns:
-            `most` extents, led by ones, and as many strides for each of `names`: 0 in the absent dims.
+            `most` extents, ones behind those that there are, and as many strides for each of `names`: 0 in the absent dims.
 
         Raises:
             TooManyDims: where more than `most` remain; the caller copies tensors to a dense layout then.
@@ -152,7 +152,7 @@ class CustomOp(RuntimeOp):
         if count > most:
             raise TooManyDims(f"{self.name}: {count} dims that do not merge; a kernel takes {most}")
         steps = {n: tuple(o.strides.get(g[-1], 0) for g in space.dims) for n, o in bound.items()}
-        return (1,) * (most - count) + space.sizes, {n: (0,) * (most - count) + s for n, s in steps.items()}
+        return space.sizes + (1,) * (most - count), {n: t + (0,) * (most - count) for n, t in steps.items()}
 
     # -------------------------------------------------------------------------------- planning
 

@@ -11,4 +11,5 @@ polynomials  what `math` evaluates, fitted by `tools/fit.py` of the generator
 binding  torch: autograd, allocation, launch
 launcher launches from a packed buffer, as a host of another language has it
 custom   `CustomOp`, the base of ops with kernels that are written by hand
+linalg   products of matrices and lookups of rows, written so
 """
