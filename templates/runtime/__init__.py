@@ -9,4 +9,7 @@ host     functions of attrs, with IEEE's infinities and NaN where Python raises
 math     functions that `triton.language` lacks, or computes too coarsely
 polynomials  what `math` evaluates, fitted by `tools/fit.py` of the generator
 binding  torch: autograd, allocation, launch
+launcher launches from a packed buffer, as a host of another language has it
+custom   `CustomOp`, the base of ops with kernels that are written by hand
+linalg   products of matrices and lookups of rows, written so
 """

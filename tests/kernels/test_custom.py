@@ -1,0 +1,267 @@
+"""`CustomOp`: a kernel written by hand is held to its signature, and has all that a generated op has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from generated.runtime.abi import KernelAbi  # noqa: E402
+from generated.runtime.binding import call  # noqa: E402
+from generated.runtime.custom import CustomOp, Scratch  # noqa: E402
+from generated.runtime.elementwise import add_up, triton_dtype  # noqa: E402
+from generated.runtime.plan import Given, Launch, Meta, Tensor  # noqa: E402
+from generated.runtime.testing import DEVICE  # noqa: E402
+from tests.kernels.test_packed import Host, same_bits  # noqa: E402
+
+BLOCK = 16
+
+
+@triton.jit
+def unit_forward(
+    x_ptr, weight_ptr, y_ptr, norm_ptr, n: tl.int64, factor: tl.float64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * n + k, mask=k < n, other=0.0).to(COMPUTE)
+    weight = tl.load(weight_ptr + k, mask=k < n, other=0.0).to(COMPUTE)
+    norm = tl.sqrt(tl.sum(x * x))
+    tl.store(y_ptr + row * n + k, x * weight / norm * tl.full([1], factor, COMPUTE), mask=k < n)
+    if norm_ptr is not None:
+        tl.store(norm_ptr + row, norm)
+
+
+@triton.jit
+def unit_backward(
+    x_ptr, weight_ptr, norm_ptr, dy_ptr, dx_ptr, part_ptr, n: tl.int64, factor: tl.float64, COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * n + k, mask=k < n, other=0.0).to(COMPUTE)
+    weight = tl.load(weight_ptr + k, mask=k < n, other=0.0).to(COMPUTE)
+    dy = tl.load(dy_ptr + row * n + k, mask=k < n, other=0.0).to(COMPUTE) * tl.full([1], factor, COMPUTE)
+    norm = tl.load(norm_ptr + row)
+    g = dy * weight
+    if dx_ptr is not None:
+        dx = (g - x * (tl.sum(g * x) / (norm * norm))) / norm
+        tl.store(dx_ptr + row * n + k, dx, mask=k < n)
+    if part_ptr is not None:
+        tl.store(part_ptr + row * n + k, dy * x / norm, mask=k < n)
+
+
+def of_rows(self: CustomOp, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> list[Launch]:
+    rows, n = outputs["y"].shape
+    return [
+        self.launch(
+            unit_forward, rows, x_ptr="x", weight_ptr="weight", y_ptr="y", norm_ptr="norm", n=n,
+            factor=self.attrs["factor"], COMPUTE=triton_dtype(self.compute_dtype(given)), BLOCK=BLOCK,
+        )
+    ]  # fmt: skip
+
+
+class Unit(CustomOp):
+    """Rows of length `factor`, times a weight. Of dense tensors alone."""
+
+    name = "unit"
+    inputs = (Tensor("x", "B, N"),)
+    params = (Tensor("weight", "N", init=1),)
+    outputs = (Tensor("y", "B, N"),)
+    saved = (Tensor("norm", "B", "compute"),)
+    gradients = ("x", "weight")
+    residuals = ("x", "weight", "norm")
+    kinds = {"factor": "float"}
+
+    def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
+        return of_rows(self, given, outputs)
+
+    def lower_backward_source(
+        self, given: Mapping[str, Given], grads: Mapping[str, Meta], multiprocessors: int
+    ) -> Sequence[Launch]:
+        dy, compute = given["dy"], self.compute_dtype(given)
+        assert isinstance(dy, Meta)
+        part = Scratch("parts", compute, dy.shape)
+        own = self.launch(
+            unit_backward, dy.shape[0], x_ptr="x", weight_ptr="weight", norm_ptr="norm", dy_ptr="dy",
+            dx_ptr="dx" if "dx" in grads else None, part_ptr=part if "dweight" in grads else None, n=dy.shape[1],
+            factor=self.attrs["factor"], COMPUTE=triton_dtype(compute), BLOCK=BLOCK,
+        )  # fmt: skip
+        values = {"COMPUTE": triton_dtype(compute), "WIDE": False}
+        return [own, *([add_up("dweight", "parts", *dy.shape, values)] if "dweight" in grads else [])]
+
+
+def reference(x: Any, weight: Any, factor: float) -> Any:
+    return x / x.norm(dim=-1, keepdim=True) * weight * factor
+
+
+def tensors(rows: int = 5, n: int = 13, dtype: Any = torch.float64) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, n, generator=generator, dtype=torch.float64)
+    weight = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x.to(DEVICE, dtype).requires_grad_(), weight.to(DEVICE, dtype).requires_grad_()
+
+
+def test_it_is_called_like_a_generated_op_with_autograd() -> None:
+    x, weight = tensors()
+    for factor in (2.0, 3.0):  # a plan for each: numbers stand in it
+        y = call(Unit(factor=factor), {"x": x, "weight": weight})
+        want = reference(x, weight, factor)
+        assert torch.allclose(y, want)
+        dy = torch.randn_like(y)
+        for needed in ([x], [weight], [x, weight]):
+            ours = torch.autograd.grad(y, needed, dy, retain_graph=True)
+            theirs = torch.autograd.grad(want, needed, dy, retain_graph=True)
+            assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+    with torch.no_grad():
+        assert call(Unit(factor=2.0), {"x": x, "weight": weight}).grad_fn is None
+
+
+def test_it_has_the_whole_contract() -> None:
+    x, weight = tensors(dtype=torch.float32)
+    y = call(Unit(factor=2.0), {"x": x, "weight": weight})
+    host = Host(Unit(factor=2.0), {"x": x.detach(), "weight": weight.detach()})
+    assert same_bits(host.forward()[0], y)
+    dy = torch.randn_like(y)
+    theirs = torch.autograd.grad(y, [x, weight], dy)
+    assert all(same_bits(a, b) for a, b in zip(host.backward([dy], ["x", "weight"]), theirs, strict=True))
+    op, given = host.op, host.given
+    assert op.output_shapes(given) == ((5, 13),) and op.residual_shapes(given) == {
+        "x": (5, 13),
+        "weight": (13,),
+        "norm": (5,),
+    }
+    assert op.param_shapes({"x": given["x"]}) == {"weight": (13,)} and op.param_init_data() == {"weight": 1}
+    assert op.grid(0, given) == (5, 1, 1) and op.block(0, given) == (128, 1, 1)
+    assert op.backward_scratch_metas(op.backward_given(given), ["weight"], 2) == {
+        "parts": Meta("f32", (5, 13), (13, 1))
+    }
+
+
+def test_nothing_is_launched_where_nothing_has_elements() -> None:
+    x, weight = tensors(0)
+    y = call(Unit(factor=2.0), {"x": x, "weight": weight})
+    assert (
+        y.shape == (0, 13)
+        and Unit(factor=2.0).plan_forward(Host(Unit(factor=2.0), {"x": x, "weight": weight}).given).launches == ()
+    )
+
+
+def test_axes_are_checked_as_in_a_generated_op() -> None:
+    x, weight = tensors()
+    with pytest.raises(ValueError, match="unit: `weight` has an extent of 12 in axis N, `x` has 13"):
+        call(Unit(factor=2.0), {"x": x, "weight": weight[1:]})
+    with pytest.raises(TypeError, match="unit: `factor` is 'a'; it takes a number"):
+        call(Unit(factor="a"), {"x": x, "weight": weight})
+    with pytest.raises(TypeError, match="unit: `weight` is missing"):
+        call(Unit(factor=1.0), {"x": x, "weight": None})
+    with pytest.raises(TypeError, match="unit: `factor` is missing, `scale` is no attr of it"):
+        Unit(scale=2.0)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+WHOLE = {"x_ptr": "x", "weight_ptr": "weight", "y_ptr": "y", "norm_ptr": "norm", "n": 13, "factor": 1.0,
+         "COMPUTE": tl.float32, "BLOCK": BLOCK}  # fmt: skip
+
+
+def swapped(arguments: Mapping[str, Any], one: str, other: str) -> dict[str, Any]:
+    """The same arguments with two of them in each other's place."""
+    names = [{one: other, other: one}.get(n, n) for n in arguments]
+    return {n: arguments[n] for n in names}
+
+
+@triton.jit
+def unannotated(x_ptr, weight_ptr, y_ptr, norm_ptr, n, factor: tl.float64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(y_ptr, n)
+
+
+@triton.jit
+def narrow(
+    x_ptr, weight_ptr, y_ptr, norm_ptr, n: tl.int32, factor: tl.float64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    tl.store(y_ptr, n)
+
+
+REFUSED = {
+    "swapped": (unit_forward, swapped(WHOLE, "x_ptr", "weight_ptr"), 1,
+                "unit: kernel `unit_forward`: swapped: weight_ptr where the kernel has x_ptr; x_ptr where the kernel has weight_ptr"),
+    "missing": (unit_forward, {n: v for n, v in WHOLE.items() if n != "n"}, 1, "unit: kernel `unit_forward`: missing: n; surplus: none"),
+    "surplus": (unit_forward, {**WHOLE, "m": 3}, 1, "unit: kernel `unit_forward`: missing: none; surplus: m"),
+    "no tensor": (unit_forward, {**WHOLE, "y_ptr": "z"}, 1, "unit: kernel `unit_forward`: `y_ptr`: `z` is no tensor of the op"),
+    "not written": (unit_forward, {**WHOLE, "y_ptr": "x"}, 1, "unit: no launch of `lower` writes `y`"),
+    "not annotated": (unannotated, WHOLE, 1, "unit: kernel unannotated: `n` needs an annotation: tl.int64, tl.float64 or tl.constexpr"),
+    "narrow": (narrow, WHOLE, 1, "unit: kernel narrow: `n` needs an annotation"),
+    "no number": (unit_forward, {**WHOLE, "n": 1.5}, 1, "unit: kernel `unit_forward`: `n` is 1.5; it takes a whole number"),
+    "a truth": (unit_forward, {**WHOLE, "factor": True}, 1, "unit: kernel `unit_forward`: `factor` is True; it takes a number"),
+    "no name": (unit_forward, {**WHOLE, "x_ptr": 4096}, 1, "unit: kernel `unit_forward`: `x_ptr` is 4096; it takes the name of a tensor"),
+    "scratch": (unit_forward, {**WHOLE, "norm_ptr": Scratch("x", "f32", (3,))}, 1, "unit: the scratch `x` has the name of another tensor"),
+    "no program": (unit_forward, WHOLE, 0, "unit: kernel `unit_forward`: a grid of 0"),
+    "too many": (unit_forward, WHOLE, (1, 70000), "unit: kernel `unit_forward`: a grid of (1, 70000)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_launch_that_does_not_fit_is_refused_by_name(what: str) -> None:
+    kernel, arguments, grid, text = REFUSED[what]
+
+    class Wrong(Unit):
+        def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
+            return [self.launch(kernel, grid, **arguments)]
+
+    x, weight = tensors()
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(Wrong(factor=1.0), {"x": x, "weight": weight})
+    assert text in str(caught.value)
+
+
+def test_a_backward_that_reads_what_is_not_kept_is_refused() -> None:
+    class Forgetful(Unit):
+        residuals = ("x", "norm")
+
+    x, weight = tensors()
+    y = call(Forgetful(factor=1.0), {"x": x, "weight": weight})
+    with pytest.raises(TypeError, match="`weight_ptr`: the backward reads `weight`, which is not among the residuals"):
+        y.sum().backward()
+
+
+def test_a_gradient_that_no_launch_writes_is_refused() -> None:
+    class Lazy(Unit):
+        def lower_backward_source(self, given: Any, grads: Any, multiprocessors: int) -> Sequence[Launch]:
+            return super().lower_backward_source(given, {"dx": grads["dx"]}, multiprocessors)
+
+    x, weight = tensors()
+    with pytest.raises(TypeError, match="unit: no launch of `lower_backward_source` writes `dweight`"):
+        call(Lazy(factor=1.0), {"x": x, "weight": weight}).sum().backward()
+
+
+DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "no outputs": ({"outputs": ()}, "odd: it has no outputs"),
+    "no lower": ({"lower": CustomOp.lower}, "odd: it has no `lower`"),
+    "no backward": ({"lower_backward_source": CustomOp.lower_backward_source}, "odd: it has gradients, but no `lower_backward_source`"),
+    "an unknown gradient": ({"gradients": ("y",)}, "odd: `y` of its gradients is no tensor that it has there"),
+    "an unknown residual": ({"residuals": ("z",)}, "odd: `z` of its residuals is no tensor that it has there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DECLARATIONS)
+def test_a_class_that_is_not_whole_is_refused_when_it_is_made(what: str) -> None:
+    members, text = DECLARATIONS[what]
+    with pytest.raises(TypeError) as caught:
+        type("Odd", (Unit,), {"name": "odd", **members})
+    assert str(caught.value) == text
+
+
+def test_annotations_may_be_values_too() -> None:
+    def kernel(a_ptr, n, eps, N):  # type-free: what Triton sees where annotations are not postponed
+        return None
+
+    kernel.__annotations__ = {"n": tl.int64, "eps": tl.float64, "N": tl.constexpr}
+    made: Callable[[Any], KernelAbi] = KernelAbi.of
+    assert [p.role for p in made(SimpleNamespace(fn=kernel)).params] == ["ptr", "i64", "f64", "constexpr"]
