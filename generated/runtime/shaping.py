@@ -7,6 +7,7 @@ Reshape((6,)).meta(Meta("f32", (3, 2), (1, 3)))        # None: no strides reach 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,22 +19,22 @@ from .plan import Meta
 
 
 @dataclass(frozen=True)
-class Shaping:
+class Shaping(ABC):
     """A node whose result is its operand's memory."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def shape(self, shape: Sequence[Size]) -> tuple[Size, ...]:
         """The result's shape. Raises ShapeError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def meta(self, meta: Meta, sizes: Mapping[str, int]) -> Meta | None:
         """The result's strides, or None where no strides reach it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def back(self, cotangent: Meta, primal: Meta) -> Meta | None:
         """The cotangent of the operand, over the memory of the result's; None where no strides reach it."""
-        raise NotImplementedError
 
     @property
     def attrs(self) -> dict[str, object]:
@@ -114,6 +115,9 @@ class StopGradient(Shaping):
 
     def meta(self, meta: Meta, sizes: Mapping[str, int]) -> Meta | None:
         return meta
+
+    def back(self, cotangent: Meta, primal: Meta) -> Meta | None:
+        raise TypeError("no gradient goes through a stop_gradient")
 
 
 def reshaped(meta: Meta, shape: Sequence[int]) -> Meta | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import generated
-from generated.runtime.extents import Extent, Trials, product, quotient
+from generated.runtime.extents import Extent, Trials, concrete, product, quotient
 from generated.runtime.graph import Graph, Init, SymTensor
 from generated.runtime.layout import ShapeError
 from generated.runtime.lowering import GradientPathError, LoweringMode
@@ -36,9 +36,9 @@ def test_extents_are_products_of_numbers_and_names() -> None:
     assert quotient(product((batch, 12)), 6) == product((2, batch))
     assert quotient(product((batch, tokens)), tokens) == batch
     assert str(quotient(batch, 2)) == "batch/2" and quotient(batch, batch) == 1
-    assert product((2, batch)).at({"batch": 5}) == 10  # type: ignore[union-attr]
+    assert concrete((product((2, batch)), 3), {"batch": 5}) == (10, 3)
     with pytest.raises(ShapeError, match="batch/2 is 5/2 where batch is 5"):
-        quotient(batch, 2).at({"batch": 5})  # type: ignore[union-attr]
+        concrete([quotient(batch, 2)], {"batch": 5})
 
 
 def test_trials_find_what_an_extent_is_made_of() -> None:
@@ -134,11 +134,16 @@ def test_text_json_and_picture() -> None:
     assert text.startswith("digraph {") and '"relu_1" -> "add_1"' in text and text.count("shape=box") == 3
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    x, graph = SymTensor.input("f32", (None, 8), 'a "name"\\n')
+def test_a_picture_is_drawn_by_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program `dot` that takes the text, its format and the place, as graphviz's does."""
+    program = tmp_path / "dot"
+    program.write_text('#!/bin/sh\n(echo "$1"; cat) > "$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    x, graph = SymTensor.input("f32", (None, 8), 'a "name"')
     generated.relu(x)
-    assert "<svg" in graph.draw(tmp_path / "graph.svg").read_text()
+    drawn = graph.draw(tmp_path / "graph.svg").read_text()
+    assert drawn == "-Tsvg\n" + graph.dot() and r'"a \"name\""' in drawn
 
 
 def test_a_picture_without_graphviz_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
