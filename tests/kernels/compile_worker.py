@@ -114,9 +114,9 @@ def beside_rows(ttgir: str, rows: set[str]) -> int:
             total += 1
             continue
         shape = [int(n) for n in tensor[1].split("x")]
+        sizes = dict(re.findall(r"(\w+) = \[([\d, ]+)\]", layouts[tensor[2]]))
         own, threads, warps = (
-            [int(n) for n in re.search(rf"{key} = \[([\d, ]+)\]", layouts[tensor[2]])[1].split(",")]  # type: ignore[index]
-            for key in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
+            map(int, sizes[key].split(",")) for key in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
         )
         total += math.prod(o * -(-n // (o * t * w)) for n, o, t, w in zip(shape, own, threads, warps))
     return total
