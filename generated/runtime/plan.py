@@ -56,6 +56,10 @@ class Tensor:
     """The attr whose value an element may have instead."""
     chosen: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
     """Other dims under a choice: its name, its values, and the dims."""
+    init: float | str | None = None
+    """Of state: what its elements are at first, or the attr that says it. What is the caller's own has none."""
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """Of state: the choices under which it is there."""
 
     def __post_init__(self) -> None:
         if self.broadcast is None:

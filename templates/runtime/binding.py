@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .layout import RANK
 from .op import RuntimeOp
-from .plan import Given, Meta, Plan, TooManyDims
+from .plan import Given, Launch, Meta, Plan, TooManyDims
 from .views import FLOATS
 
 if TYPE_CHECKING:
@@ -204,14 +204,15 @@ def _launch(
     numbers = op.numbers(given)
     if device.type == "cuda":
         with lib.torch.cuda.device(device):
-            _run(plan, tensors, numbers)
+            run(plan.launches, tensors, numbers)
     else:
-        _run(plan, tensors, numbers)
+        run(plan.launches, tensors, numbers)
 
 
-def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+def run(launches: Sequence[Launch], tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    """Launches kernels on the current device, one after the other."""
     most = _library().warps
-    for launch in plan.launches:
+    for launch in launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
         launch.kernel.function[launch.grid](*arguments, num_warps=min(launch.warps, most), enable_fp_fusion=_FUSION)
 
