@@ -895,6 +895,8 @@ def python(node: Node) -> str:
         return f"({words[1]} if {words[0]} else {words[2]})"
     if node.op == "cast":
         return f"{'host.whole' if node.params[0] == 'int' else node.params[0]}({words[0]})"
+    if len(words) == 1 and node.args[0].op in INFIX and node.args[0].op not in _HOSTED:
+        words = [words[0][1:-1]]
     return f"host.{'abs_' if node.op == 'abs' else node.op}({', '.join(words)})"
 
 

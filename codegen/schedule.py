@@ -476,7 +476,8 @@ def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
         axes = {f.name for d in tensor.axes.dims for f in d.factors} if isinstance(tensor.axes, Axes) else {"..."}
         rows = next((s for s in (*plan.forward, *plan.backward) if s.nest == "rows"), None)
         single = not axes if rows is None else not axes & rows.reduced or not axes & rows.kept and bool(rows.kept)
-        sizes[tensor.name] = 0 if single else own.get(tensor.dtype, item)
+        kept = tensor.role == "state" and tensor.dtype == "compute"
+        sizes[tensor.name] = 0 if single else 4 if kept else own.get(tensor.dtype, item)
         sizes[f"d{tensor.name}"] = sizes[tensor.name]
 
     def moved(stages: Sequence[Stage]) -> int:

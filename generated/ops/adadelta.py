@@ -78,7 +78,7 @@ class Adadelta(StepOp):
         Tensor("acc_delta", "...", "compute", init=0.0),
     )
     kinds = {"step": "int", "lr": "float", "rho": "float", "eps": "float", "weight_decay": "float", "maximize": "bool"}
-    numbers = ("weight_decay", "rho", "one_less_rho", "eps", "lr")
+    slots = ("weight_decay", "rho", "one_less_rho", "eps", "lr")
     kernel = Kernel.of(adadelta_step)
 
     def scalars(self) -> dict[str, float]:

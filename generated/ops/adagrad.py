@@ -76,7 +76,7 @@ class Adagrad(StepOp):
         "eps": "float",
         "maximize": "bool",
     }
-    numbers = ("weight_decay", "step_size", "eps")
+    slots = ("weight_decay", "step_size", "eps")
     kernel = Kernel.of(adagrad_step)
 
     def scalars(self) -> dict[str, float]:

@@ -112,7 +112,7 @@ class Adam(StepOp):
         "maximize": "bool",
         "decoupled_weight_decay": "bool",
     }
-    numbers = ("weight_decay", "one_less_beta1", "beta2", "one_less_beta2", "step_size", "bias2", "eps", "decay")
+    slots = ("weight_decay", "one_less_beta1", "beta2", "one_less_beta2", "step_size", "bias2", "eps", "decay")
     kernel = Kernel.of(adam_step)
 
     def scalars(self) -> dict[str, float]:
@@ -122,7 +122,7 @@ class Adam(StepOp):
             "one_less_beta1": (1 - self.attrs["betas"][0]),
             "one_less_beta2": (1 - self.attrs["betas"][1]),
             "step_size": host.div(self.attrs["lr"], (1 - host.pow(self.attrs["betas"][0], self.attrs["step"]))),
-            "bias2": host.sqrt((1 - host.pow(self.attrs["betas"][1], self.attrs["step"]))),
+            "bias2": host.sqrt(1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
             "decay": (1 - (self.attrs["lr"] * self.attrs["weight_decay"])),
         }
 

@@ -85,7 +85,7 @@ class Adamax(StepOp):
         "weight_decay": "float",
         "maximize": "bool",
     }
-    numbers = ("weight_decay", "one_less_beta1", "beta2", "eps", "step_size")
+    slots = ("weight_decay", "one_less_beta1", "beta2", "eps", "step_size")
     kernel = Kernel.of(adamax_step)
 
     def scalars(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ class Adamw(StepOp):
         "amsgrad": "bool",
         "maximize": "bool",
     }
-    numbers = ("one_less_beta1", "beta2", "one_less_beta2", "decay", "step_size", "bias2", "eps")
+    slots = ("one_less_beta1", "beta2", "one_less_beta2", "decay", "step_size", "bias2", "eps")
     kernel = Kernel.of(adamw_step)
 
     def scalars(self) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Adamw(StepOp):
             "one_less_beta1": (1 - self.attrs["betas"][0]),
             "one_less_beta2": (1 - self.attrs["betas"][1]),
             "step_size": host.div(self.attrs["lr"], (1 - host.pow(self.attrs["betas"][0], self.attrs["step"]))),
-            "bias2": host.sqrt((1 - host.pow(self.attrs["betas"][1], self.attrs["step"]))),
+            "bias2": host.sqrt(1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
             "decay": (1 - (self.attrs["lr"] * self.attrs["weight_decay"])),
         }
 

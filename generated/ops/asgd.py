@@ -84,7 +84,7 @@ class Asgd(StepOp):
         "eta": "float",
         "mu": "float",
     }
-    numbers = ("weight_decay", "decay", "eta", "c3", "mu")
+    slots = ("weight_decay", "decay", "eta", "c3", "mu")
     kernel = Kernel.of(asgd_step)
 
     def scalars(self) -> dict[str, float]:

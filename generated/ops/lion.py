@@ -71,7 +71,7 @@ class Lion(StepOp):
     inputs = (Tensor("grad", "..."),)
     state = (Tensor("param", "..."), Tensor("exp_avg", "...", "compute", init=0.0))
     kinds = {"lr": "float", "betas": "float*2", "weight_decay": "float", "maximize": "bool"}
-    numbers = ("beta1", "one_less_beta1", "decay", "lr", "beta2", "one_less_beta2")
+    slots = ("beta1", "one_less_beta1", "decay", "lr", "beta2", "one_less_beta2")
     kernel = Kernel.of(lion_step)
 
     def scalars(self) -> dict[str, float]:

@@ -104,7 +104,7 @@ class Nadam(StepOp):
         "maximize": "bool",
         "mu_product": "float",
     }
-    numbers = (
+    slots = (
         "weight_decay",
         "one_less_beta1",
         "beta2",

@@ -101,7 +101,7 @@ class Radam(StepOp):
         "decoupled_weight_decay": "bool",
         "maximize": "bool",
     }
-    numbers = ("weight_decay", "one_less_beta1", "beta2", "one_less_beta2", "c10", "rect", "eps", "step_size", "decay")
+    slots = ("weight_decay", "one_less_beta1", "beta2", "one_less_beta2", "c10", "rect", "eps", "step_size", "decay")
     kernel = Kernel.of(radam_step)
 
     def scalars(self) -> dict[str, float]:
@@ -113,58 +113,53 @@ class Radam(StepOp):
             "step_size": host.div(self.attrs["lr"], (1 - host.pow(self.attrs["betas"][0], self.attrs["step"]))),
             "rect": (
                 host.sqrt(
-                    (
-                        host.div(
+                    host.div(
+                        (
                             (
                                 (
                                     (
-                                        (
-                                            (host.div(2, (1 - self.attrs["betas"][1])) - 1)
-                                            - host.div(
-                                                (
-                                                    (2 * self.attrs["step"])
-                                                    * host.pow(self.attrs["betas"][1], self.attrs["step"])
-                                                ),
-                                                (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
-                                            )
+                                        (host.div(2, (1 - self.attrs["betas"][1])) - 1)
+                                        - host.div(
+                                            (
+                                                (2 * self.attrs["step"])
+                                                * host.pow(self.attrs["betas"][1], self.attrs["step"])
+                                            ),
+                                            (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
                                         )
-                                        - 4
                                     )
-                                    * (
-                                        (
-                                            (host.div(2, (1 - self.attrs["betas"][1])) - 1)
-                                            - host.div(
-                                                (
-                                                    (2 * self.attrs["step"])
-                                                    * host.pow(self.attrs["betas"][1], self.attrs["step"])
-                                                ),
-                                                (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
-                                            )
-                                        )
-                                        - 2
-                                    )
-                                )
-                                * (host.div(2, (1 - self.attrs["betas"][1])) - 1)
-                            ),
-                            (
-                                (
-                                    ((host.div(2, (1 - self.attrs["betas"][1])) - 1) - 4)
-                                    * ((host.div(2, (1 - self.attrs["betas"][1])) - 1) - 2)
+                                    - 4
                                 )
                                 * (
-                                    (host.div(2, (1 - self.attrs["betas"][1])) - 1)
-                                    - host.div(
-                                        (
-                                            (2 * self.attrs["step"])
-                                            * host.pow(self.attrs["betas"][1], self.attrs["step"])
-                                        ),
-                                        (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
+                                    (
+                                        (host.div(2, (1 - self.attrs["betas"][1])) - 1)
+                                        - host.div(
+                                            (
+                                                (2 * self.attrs["step"])
+                                                * host.pow(self.attrs["betas"][1], self.attrs["step"])
+                                            ),
+                                            (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
+                                        )
                                     )
+                                    - 2
                                 )
-                            ),
-                        )
-                        * (1 - host.pow(self.attrs["betas"][1], self.attrs["step"]))
+                            )
+                            * (host.div(2, (1 - self.attrs["betas"][1])) - 1)
+                        ),
+                        (
+                            (
+                                ((host.div(2, (1 - self.attrs["betas"][1])) - 1) - 4)
+                                * ((host.div(2, (1 - self.attrs["betas"][1])) - 1) - 2)
+                            )
+                            * (
+                                (host.div(2, (1 - self.attrs["betas"][1])) - 1)
+                                - host.div(
+                                    ((2 * self.attrs["step"]) * host.pow(self.attrs["betas"][1], self.attrs["step"])),
+                                    (1 - host.pow(self.attrs["betas"][1], self.attrs["step"])),
+                                )
+                            )
+                        ),
                     )
+                    * (1 - host.pow(self.attrs["betas"][1], self.attrs["step"]))
                 )
                 if (
                     (

@@ -111,7 +111,7 @@ class Rmsprop(StepOp):
         "centered": "bool",
         "maximize": "bool",
     }
-    numbers = ("weight_decay", "alpha", "one_less_alpha", "eps", "momentum", "lr")
+    slots = ("weight_decay", "alpha", "one_less_alpha", "eps", "momentum", "lr")
     kernel = Kernel.of(rmsprop_step)
 
     def scalars(self) -> dict[str, float]:

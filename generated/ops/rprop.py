@@ -78,7 +78,7 @@ class Rprop(StepOp):
         Tensor("step_size", "...", "compute", init="lr"),
     )
     kinds = {"step": "int", "lr": "float", "etas": "float*2", "step_sizes": "float*2", "maximize": "bool"}
-    numbers = ("larger", "smaller", "least", "most")
+    slots = ("larger", "smaller", "least", "most")
     kernel = Kernel.of(rprop_step)
 
     def scalars(self) -> dict[str, float]:

@@ -95,7 +95,7 @@ class Sgd(StepOp):
         "maximize": "bool",
         "first": "int",
     }
-    numbers = ("weight_decay", "kept", "fresh", "lr", "momentum")
+    slots = ("weight_decay", "kept", "fresh", "lr", "momentum")
     kernel = Kernel.of(sgd_step)
 
     def scalars(self) -> dict[str, float]:

@@ -307,7 +307,7 @@ class Optimizer(torch.optim.Optimizer):
                 [],
             )
         values = [op.slot() for op in slots.values()]
-        width = len(self.op.numbers)
+        width = len(self.op.slots)
         order = {slot: k * width for k, slot in enumerate(slots)}
         old.kept = []
         rows = [self._row(m, first, order[m.slot], old.kept) for m, first in zip(members, old.first)]
@@ -483,9 +483,7 @@ def _fetched(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
     host.copy_(flag, non_blocking=True)
     if torch.cuda.is_current_stream_capturing():
         return host, None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(flag.device))
-    return host, event
+    return host, torch.cuda.current_stream(flag.device).record_event()
 
 
 def _run(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -49,7 +49,7 @@ class Place:
 class StepOp(RuntimeOp):
     """What every op is that updates state. An instance holds hyper-parameters, and the numbers that go with a tensor's state."""
 
-    numbers: ClassVar[tuple[str, ...]] = ()
+    slots: ClassVar[tuple[str, ...]] = ()
     """What the kernel reads of `scalars()`, in the order of the table."""
     kernel: ClassVar[Kernel]
 
@@ -92,7 +92,7 @@ class StepOp(RuntimeOp):
     def slot(self) -> list[float]:
         """The numbers of this instance, as they follow one another in their table."""
         values = self.scalars()
-        return [float(values[n]) for n in self.numbers]
+        return [float(values[n]) for n in self.slots]
 
     # -------------------------------------------------------------------------------- tables
 

@@ -204,9 +204,13 @@ def _launch(
     numbers = op.numbers(given)
     if device.type == "cuda":
         with lib.torch.cuda.device(device):
-            run(plan.launches, tensors, numbers)
+            _run(plan, tensors, numbers)
     else:
-        run(plan.launches, tensors, numbers)
+        _run(plan, tensors, numbers)
+
+
+def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    run(plan.launches, tensors, numbers)
 
 
 def run(launches: Sequence[Launch], tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
