@@ -26,6 +26,7 @@ from codegen.explain import residual_names
 from codegen.ir import Node, Tensor
 from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
+from codegen.lower_step import StepText
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, schedule
 from codegen.spec import (
@@ -112,6 +113,8 @@ def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
 
 def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> GeneratedFile:
     module = lowered(plan, config.mode)
+    if plan.schedule == "step":
+        return _step_op(config, plan, module, facts)
     source = _environment().get_template("module.py.j2").render(**_context(plan, module))
     text = formatted(source)
     _check_module(plan.name, text)
@@ -119,6 +122,66 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
     parts = ("module.py.j2", "_op.j2", *(f"_{n}.j2" for n in nests), *(("_passes.j2",) if "rows" in nests else ()))
     sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in parts))
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
+
+
+def _step_op(config: Config, plan: OpPlan, m: Module, facts: tuple[tuple[str, object], ...]) -> GeneratedFile:
+    """The module of an op that updates state: its function makes an optimizer."""
+    source = _environment().get_template("module_step.py.j2").render(**_step_context(plan, m))
+    text = formatted(source)
+    _check_module(plan.name, text)
+    sources = (f"{plan.op.file}#{plan.name}", "templates/module_step.py.j2", "templates/_step.j2")
+    return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
+
+
+def _step_context(plan: OpPlan, m: Module) -> dict[str, Any]:
+    op = plan.op
+    kernel = m.forward[0].kernel
+    assert isinstance(kernel, StepText)
+    graph = plan.graphs[0][1]
+    advanced = [(t.name, python(t.node)) for t in graph.updates if t.node is not None and op.tensor(t.name).on_host]
+    requires = _requires(plan)
+    host = " ".join(t for part in (m.scalars, m.choices, advanced, requires) for _, t in part) + " ".join(
+        t for t, _ in requires
+    )
+    enums = {a.name for a in op.attrs if a.type == "enum"}
+    return {
+        "m": m, "op": op, "kernel": kernel, "doc": f"{op.name}: {op.doc or 'a step of an optimizer.'}", "source": op.file,
+        "class_name": class_name(op.name), "runtime": [n for n in ("host", "steps") if n == "steps" or "host." in host],
+        "inputs": [_tensor(t) for t in op.inputs], "state": [_state(t, m) for t in op.state],
+        "attrs": [(a.name, _kind(a)) for a in (*op.attrs, *op.hosted)], "addresses": kernel.addresses,
+        "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
+        "choices": [(n, t) for n, t in m.choices if n not in enums], "advanced": advanced, "requires": requires,
+        "named": [(a.name, a.public) for a in op.given if a.public != a.name],
+        "signature": ["params: Params", *_signature(op)], "publics": [a.public for a in op.given],
+        "docstring": _step_docstring(op),
+    }  # fmt: skip
+
+
+def _state(decl: TensorDecl, m: Module) -> str:
+    """A tensor of state: what its elements are at first, and the choices under which it is there."""
+    words = [f'"{decl.name}"', f'"{_dims(decl)}"', *([f'"{decl.dtype}"'] if decl.dtype != "float" else [])]
+    if decl.init is not None:
+        words.append(f'init="{decl.init.id}"' if isinstance(decl.init, Name) else f"init={float(decl.init.value)!r}")
+    if decl.when is not None:
+        words.append("when=(" + ", ".join(f'("{n}", ({", ".join(v)},))' for n, v in dict(m.there)[decl.name]) + ",)")
+    return f"Tensor({', '.join(words)})"
+
+
+def _step_docstring(op: OpSpec) -> str:
+    lines = [op.doc or f"{op.name}, a step of an optimizer.", "", "Args:"]
+    lines.append(
+        "    params: tensors, (name, tensor) pairs, or groups: dicts with `params` and hyper-parameters of their own."
+    )
+    lines += [f"    {a.public}: {_meaning(op, a)}." for a in op.given]
+    lines += [
+        "",
+        "Returns:",
+        "    The optimizer, a torch.optim.Optimizer; a step of it is one launch over all tensors of the same dtypes.",
+        "",
+        "Raises:",
+        "    TypeError, ValueError: on a wrong hyper-parameter, dtype, layout or device, naming it.",
+    ]
+    return "\n".join(lines)
 
 
 def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
@@ -247,7 +310,7 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
     if decl.or_attr:
         words.append(f'unless="{decl.or_attr}"')
     first = decl.init or decl.default
-    if first is not None and decl.role in ("param", "buffer"):
+    if first is not None and not isinstance(first, Name) and decl.role in ("param", "buffer"):
         words.append(f"init={_number(first)}")
     if chosen:
         other = ", ".join(f'("{n}", ({", ".join(v)},), "{_spelled(dims)}")' for n, v, dims in chosen)
@@ -349,7 +412,8 @@ def _signature(op: OpSpec) -> list[str]:
     tensors = {t.name: t for t in op.arguments}
     out = []
     defaulted = False
-    for name in op.signature:
+    given = {a.name for a in op.given}
+    for name in op.signature if not op.state else [n for n in op.signature if n in given]:
         if name in tensors:
             decl = tensors[name]
             number = " | int" if decl.dtype in ("int", "integral", *INTS) else " | float"
@@ -378,6 +442,7 @@ def _meaning(op: OpSpec, attr: AttrDecl) -> str:
     if attr.keeps:
         return "whether extents of 1 stay where was reduced"
     words = {"bool": "True or False", "int": "a whole number"}.get(attr.type, "a number")
+    words += f", or {attr.arity} of them" if attr.arity else ""
     words += ", or None" if attr.optional else ""
     domain = next((d for d in op.domain if d.name == attr.name), None)
     return words if domain is None else f"{words}, verified in [{domain.low:g}, {domain.high:g}]"
@@ -504,6 +569,8 @@ def _qualified(expr: Expr) -> Expr:
 
 def _test(config: Config, plan: OpPlan) -> GeneratedFile:
     op = plan.op
+    if plan.schedule == "step":
+        return _step_test(config, plan)
     statements = by_formula(plan)
     enums = [a for a in op.attrs if a.type in ("enum",) or (a.type == "bool" and not a.keeps)]
     cases: list[dict[str, str]] = [{}]
@@ -533,6 +600,55 @@ def _test(config: Config, plan: OpPlan) -> GeneratedFile:
     text = formatted(_environment().get_template("test_op.py.j2").render(**context))
     sources = (f"{op.file}#{op.name}", "templates/test_op.py.j2")
     return GeneratedFile(f"{config.tests}/test_{op.name}.py", text.encode(), sources)
+
+
+def _step_test(config: Config, plan: OpPlan) -> GeneratedFile:
+    op = plan.op
+    statements = _update_by_formula(op)
+    attrs = [f"dict({', '.join(f'{k}={v}' for k, v in c.items())})" for c in _step_choices(plan)]
+    context = {
+        "op": op, "package": config.package, "class_name": class_name(op.name), "attrs": attrs, "statements": statements,
+        "domains": ", ".join(f'"{d.name}": ({_float(d.low)}, {_float(d.high)})' for d in op.domain),
+        "functions": any("F." in s for s in statements),
+        "constants": sorted({w for s in statements for w in re.findall(r"\b(?:inf|nan|pi)\b", s)}),
+        "names": [t.name for t in op.arguments] + [a.name for a in op.attrs],
+    }  # fmt: skip
+    text = formatted(_environment().get_template("test_step.py.j2").render(**context))
+    sources = (f"{op.file}#{op.name}", "templates/test_step.py.j2")
+    return GeneratedFile(f"{config.tests}/test_{op.name}.py", text.encode(), sources)
+
+
+def _update_by_formula(op: OpSpec) -> list[str]:
+    """The formulas of a step as statements of torch; nothing where they call what the tests have no function for."""
+    if op.update is None:
+        return []
+    bindings = (*op.forward, *op.update.let)
+    entries = {e.name: e.expr for e in op.update.entries if e.expr is not None}
+    calls = {
+        c.func
+        for e in (*(b.expr for b in bindings), *entries.values())
+        for c in subexpressions(e)
+        if isinstance(c, Call)
+    }
+    if not calls <= {"cast", *(r.name for r in TABLE.values() if r.listed)}:
+        return []
+    results = ", ".join(f'"{n}": {spell(_qualified(e))}' for n, e in entries.items())
+    return [*(f"{b.name} = {spell(_qualified(b.expr))}" for b in bindings), f"return {{{results}}}"]
+
+
+def _step_choices(plan: OpPlan) -> list[dict[str, str]]:
+    """Hyper-parameters for every choice: flags and enums, and numbers on both sides of what conditions ask."""
+    op = plan.op
+    asked = {n.id for a in plan.atoms if a.expr is not None for n in subexpressions(a.expr) if isinstance(n, Name)}
+    cases: list[dict[str, str]] = [{}]
+    for attr in op.given:
+        values = [f'"{e}"' for e in attr.enum] if attr.type == "enum" else ["False", "True"]
+        if attr.type not in ("enum", "bool"):
+            default = _default(attr)
+            values = ["0.75"] if default is None else []
+            values = ["0.0", "0.75"] if attr.name in asked and attr.type == "float" else values
+        cases = [{**c, attr.name: v} for c in cases for v in values] if values else cases
+    return cases
 
 
 def _float(value: float) -> str:

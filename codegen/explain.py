@@ -167,12 +167,13 @@ def plan_text(plan: OpPlan) -> str:
     for dtype, item in _ITEMS:
         forward, backward = bytes_per_element(plan, item)
         lines.append(
-            f"bytes an element in {dtype}: {forward} forward" + (f", {backward} backward" if module.backward else "")
+            f"bytes an element in {dtype}: {forward} {'a step' if graph.updates and not graph.outputs else 'forward'}"
+            + (f", {backward} backward" if module.backward else "")
         )
     lines += _half("forward", plan.forward)
     lines += _half("backward", plan.backward)
     lines.append(
-        f"operations an element: {flops(_nodes(graph.outputs))} forward"
+        f"operations an element: {flops(_nodes(graph.outputs) or _nodes(graph.updates))} {'forward' if graph.outputs else 'a step'}"
         + (f", {flops(_nodes(graph.gradients))} backward" if module.backward else "")
     )
     return "\n".join(lines)
@@ -184,6 +185,11 @@ def _launches(plan: OpPlan, direction: str, stages: Sequence[StageText]) -> list
     lines = []
     for number, text in enumerate(stages):
         stage = text.stage
+        if stage.nest == "step":
+            lines.append(f"step: 1 launch for all tensors of the same dtypes and choices, {text.kernel.name}: reads {', '.join(stage.reads)}; "
+                         f"writes {', '.join(stage.stored)} in place")  # fmt: skip
+            lines.append(f"  numbers, read from a table on the device: {', '.join(text.kernel.numbers) or 'none'}")
+            continue
         head = f"{direction}: {total}, " if number == 0 else "  then "
         writes = ", ".join(stage.stored)
         tail = ", each only if it is needed" if direction == "backward" else ""

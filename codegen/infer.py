@@ -273,8 +273,11 @@ class _Inference:
                                           nearest(factor.name, known) or "give it under `sizes:`")  # fmt: skip
 
     def _fill_scope(self) -> None:
+        hosted = {a.name: a for a in self.op.hosted}
         for decl in self.op.arguments:
-            if decl.name in self.tensors:
+            if decl.name in hosted:
+                self.scope[decl.name] = self.builder.attr(hosted[decl.name])
+            elif decl.name in self.tensors:
                 self.scope[decl.name] = self.builder.read(self.tensors[decl.name])
             elif decl.default is not None:
                 kind = kind_of(decl.dtype, self.variant)

@@ -19,7 +19,9 @@ from typing import Any
 from codegen.diagnostics import Diagnostic, Note, Report, Span, nearest
 from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr, reference_fault
 from codegen.spec import (
+    COUNTER,
     DTYPES,
+    FRESH,
     INTS,
     PACK,
     AttrDecl,
@@ -83,10 +85,21 @@ _MISPLACED = {
 _FLOATING = ("float", "number", "any", "compute", "f16", "bf16", "f32", "f64")
 _MODULES = (
     "runtime", "ops", "call", "tile", "offset", "scalar", "share", "kept_tile", "reduced_tile", "largest", "tl", "triton", "torch",
-    "math", "host", "annotations", "importlib", "pkgutil", "pytest", "reference",
+    "math", "host", "steps", "optimizer", "annotations", "importlib", "pkgutil", "pytest", "reference",
 )  # fmt: skip
-SCHEDULES = ("pointwise", "row", "none")
-_CLASSES = ("Elementwise", "Rowwise", "RuntimeOp", "Tensor", "Case", "Path")
+SCHEDULES = ("pointwise", "row", "step", "none")
+_CLASSES = (
+    "Elementwise",
+    "Rowwise",
+    "RuntimeOp",
+    "StepOp",
+    "Tensor",
+    "Case",
+    "StepCase",
+    "Path",
+    "Optimizer",
+    "Kernel",
+)
 
 
 def load(paths: Sequence[Path], report: Report, root: Path | None = None) -> tuple[OpSpec, ...]:
@@ -515,9 +528,10 @@ class _OpReader:
             value = self._scalar(fields.get(key), f"`{key}`")
             if value is not None:
                 changes[attribute] = value.text
-        for key in ("default", "init"):
-            if fields.get(key) is not None:
-                changes[key] = self._number(fields.get(key), f"`{key}`")
+        if fields.get("default") is not None:
+            changes["default"] = self._number(fields.get("default"), "`default`")
+        if fields.get("init") is not None:
+            changes["init"] = self._initial(decl, fields.get("init"))
         if fields.get("when") is not None:
             changes["when"] = self.expr(fields.get("when"), "`when`")
         self._field_rules(decl, fields, changes)
@@ -553,6 +567,13 @@ class _OpReader:
             )
         if "arg" in changes and identifier_fault(str(changes["arg"])):
             self.fault(spans["arg"], "bad-name", identifier_fault(str(changes["arg"])))
+
+    def _initial(self, decl: TensorDecl, tree: Tree | None) -> Number | Name | None:
+        """`init: 0`; of state `init: lr` too."""
+        named = isinstance(tree, Scalar) and tree.style == "plain" and not identifier_fault(tree.text)
+        if decl.role == "state" and named and isinstance(tree, Scalar) and tree.text not in ("inf", "nan", "pi"):
+            return Name(tree.text, tree.span)
+        return self._number(tree, "`init`")
 
     def _number(self, tree: Tree | None, what: str) -> Number | None:
         expr = self.expr(tree, what)
@@ -997,6 +1018,8 @@ class _OpReader:
         self._indexed(op)
         if op.update is not None:
             self._check_update(op, op.update)
+        if op.state:
+            self._check_state(op)
         if op.backward is not None and op.backward.differentiable:
             self._check_backward(op, op.backward)
         elif (
@@ -1042,8 +1065,11 @@ class _OpReader:
             "Elementwise",
             "Rowwise",
             "RuntimeOp",
+            "StepOp",
             "Tensor",
+            "Optimizer",
             class_name(op.name),
+            *(("params", "optimizer") if op.state else ()),
         }
         named = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
         for name, span in named:
@@ -1071,11 +1097,17 @@ class _OpReader:
         """An attr that nothing reads is a formula that somebody meant to write."""
         if len(self.report.errors) > self.started:  # what cannot be read may well read it
             return
-        exprs = [*formulas(op), *conditions(op)]
+        exprs = [*formulas(op), *conditions(op), *(t.init for t in op.state if isinstance(t.init, Name))]
         read = {e.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Name)}
         read |= {e.name.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Item | IsNone)}
         for attr in op.attrs:
-            structural = attr.size or attr.axis or attr.keeps or any(t.or_attr == attr.name for t in op.arguments)
+            structural = (
+                attr not in op.given
+                or attr.size
+                or attr.axis
+                or attr.keeps
+                or any(t.or_attr == attr.name for t in op.arguments)
+            )
             if attr.name not in read and not structural:
                 self.fault(attr.span, "unused-name", f"nothing reads the attr `{attr.name}`", "use it, or delete it")
             default = attr.default
@@ -1164,6 +1196,26 @@ class _OpReader:
                 self.fault(
                     entry.span, "unknown-name", f"`{entry.name}` is not a buffer or state", nearest(entry.name, known)
                 )
+
+    def _check_state(self, op: OpSpec) -> None:
+        """What state begins with is a number or an attr; the attrs that go with it are what their names say."""
+        attrs = {a.name: a for a in op.attrs}
+        for tensor in op.state:
+            if isinstance(tensor.init, Name) and not self.unclear & {"attrs"}:
+                attr = attrs.get(tensor.init.id)
+                if attr is None:
+                    self.fault(tensor.init.span, "unknown-name", f"`{tensor.init.id}` is no number and no attr",
+                               nearest(tensor.init.id, attrs))  # fmt: skip
+                elif attr.type != "float" or attr.arity is not None or attr.optional:
+                    self.fault(tensor.init.span, "bad-default", f"the attr `{attr.name}` is not a number")
+        for name, meaning in (
+            (COUNTER, "counts the updates of a tensor"),
+            (FRESH, "is 1 where the state is new, else 0"),
+        ):
+            attr = attrs.get(name)
+            if attr is not None and (attr.type != "int" or attr.default is not None or attr.arity is not None):
+                text = f"in an op with state `{name}` {meaning}"
+                self.fault(attr.span, "bad-default", text, f"write `{name}: {{type: int}}`")
 
     def _check_backward(self, op: OpSpec, backward: Backward) -> None:
         wanted = {t.name: t for t in op.inputs + op.params}

@@ -31,7 +31,7 @@ from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
         "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP", "STAGES",
-        "rows"}  # fmt: skip
+        "rows", "steps", "row_ptr", "COMPUTE", "ALIGNED", "DTYPES"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",
 }  # fmt: skip
@@ -69,6 +69,15 @@ def natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
+def filled(head: str, items: Sequence[str], tail: str) -> str:
+    """A list in parentheses on one line; a long one several items a line, and left alone by formatters."""
+    line = f"{head}{', '.join(items)}{tail}"
+    if len(line) <= 120:
+        return line
+    text = textwrap.fill(", ".join(items).replace(": ", ":\0") + ",", 112, break_on_hyphens=False).replace("\0", " ")
+    return f"{head}\n{textwrap.indent(text, '    ')}\n{tail}  # fmt: skip"
+
+
 # ---------------------------------------------------------------------------------------------- what is emitted
 
 
@@ -82,7 +91,9 @@ class KernelText:
     prelude: tuple[str, ...] = ()
     """Statements that stand before the loop of a kernel that has one."""
     nest: str = "elements"
-    """The loops around the body: elements, sums (of elements), rows."""
+    """The loops around the body: elements, sums (of elements), rows, step."""
+    numbers: tuple[str, ...] = ()
+    """Host numbers that it reads from a table, in their order there; others are parameters."""
 
     @property
     def text(self) -> str:
@@ -97,13 +108,7 @@ class KernelText:
     @property
     def header(self) -> str:
         """The `def` line; a long one is filled, several parameters a line, and left alone by formatters."""
-        line = f"def {self.name}({', '.join(self.params)}):"
-        if len(line) <= 120:
-            return line
-        filled = textwrap.fill(", ".join(self.params).replace(": ", ":\0") + ",", 112, break_on_hyphens=False).replace(
-            "\0", " "
-        )
-        return f"def {self.name}(\n{textwrap.indent(filled, '    ')}\n):  # fmt: skip"
+        return filled(f"def {self.name}(", self.params, "):")
 
 
 When = tuple[tuple[str, tuple[str, ...]], ...]
@@ -144,6 +149,8 @@ class Module:
     """Buffers that are written in place, and when."""
     chosen: tuple[tuple[str, tuple[tuple[str, tuple[str, ...], tuple[Dim, ...]], ...]], ...]
     """Outputs whose dims depend on a choice: the choice, its values, and the dims they have then."""
+    there: tuple[tuple[str, When], ...] = ()
+    """State that is not always there, and when it is."""
 
     @property
     def kernels(self) -> tuple[KernelText, ...]:
@@ -561,23 +568,24 @@ class Lowering:
         texts = [replace(t, when=self._when(t.stage)) for t in (*forward, *backward)]
         first, second = tuple(texts[: len(forward)]), tuple(texts[len(forward) :])
         kernels = [k for t in texts for k in (t.kernel, t.finish) if k is not None]
-        used = {p.partition(": ")[0] for k in kernels for p in k.params}
+        used = {n for k in kernels for n in (*(p.partition(": ")[0] for p in k.params), *k.numbers)}
         chosen = tuple((o.name, dims) for o in self.op.outputs if (dims := self.chosen_dims(o)))
         updates = self.updates()
-        asked = {n for w in (*(t.when for t in texts), *(w for _, w in updates)) for n, _ in w}
+        there = tuple(self.there())
+        asked = {n for w in (*(t.when for t in texts), *(w for _, w in (*updates, *there))) for n, _ in w}
         asked |= {c for _, dims in chosen for c, _, _ in dims}
         return Module(
             self.plan, first, second, tuple((n, t) for n, t in self.hosted.items() if n in used),
             tuple((n, t) for n, t in self.choices.items() if n in used | asked), tuple(self._import_lines()), tuple(self.passes()),
-            tuple(self.present), tuple(self._equals()), updates, chosen,
+            tuple(self.present), tuple(self._equals()), updates, chosen, there,
         )  # fmt: skip
 
     def _when(self, stage: Stage) -> When:
         """The choices that tell the variants of a stage from the others."""
         graphs = self.plan.floats if stage.suffix.startswith("backward") else self.plan.graphs
-        return self._telling([v for v, _ in graphs], [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
+        return self.told([v for v, _ in graphs], [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
 
-    def _telling(self, every: Sequence[Variant], part: Sequence[Variant], what: str) -> When:
+    def told(self, every: Sequence[Variant], part: Sequence[Variant], what: str) -> When:
         out = []
         for atom, values in telling(self.atoms, every, part, what):
             name, expression = self._choice(atom)
@@ -595,8 +603,15 @@ class Lowering:
             ]
             there = [v for v, g in self.plan.graphs if decl.name in g.tensors]
             if writing:
-                out.append((decl.name, self._telling(there, writing, f"the update of `{decl.name}`")))
+                out.append((decl.name, self.told(there, writing, f"the update of `{decl.name}`")))
         return tuple(out)
+
+    def there(self) -> Iterable[tuple[str, When]]:
+        """State that some variants lack, with the choices under which it is there."""
+        for decl in self.op.state:
+            if decl.when is not None:
+                part = [v for v, g in self.plan.graphs if decl.name in g.tensors]
+                yield decl.name, self.told([v for v, _ in self.plan.graphs], part, f"`{decl.name}`")
 
     def chosen_dims(self, decl: TensorDecl) -> tuple[tuple[str, tuple[str, ...], tuple[Dim, ...]], ...]:
         """Other dims of an output than those it has first, with the choice and its values."""
@@ -608,7 +623,7 @@ class Lowering:
             dims = next(g.tensors[decl.name].dims for _, g in self.plan.graphs if g.tensors[decl.name].axes == axes)
             if axes == first_axes(decl):
                 continue
-            told = self._telling([v for v, _ in self.plan.graphs], part, f"the shape of `{decl.name}`")
+            told = self.told([v for v, _ in self.plan.graphs], part, f"the shape of `{decl.name}`")
             out.append((told[0][0], told[0][1], dims))
         return tuple(out)
 
@@ -628,7 +643,7 @@ class Lowering:
                 if node.op in _ROUNDING or (node.op == "cast" and node.params[0] == "int"):
                     self.rounded |= {a for a in node.args if a.op == "div" and not a.host}
 
-    def _merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
+    def merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
                 items: Callable[[Graph, Printer, Collection[str]], list[Item]]) -> tuple[Used, list[str]]:  # fmt: skip
         """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
 
@@ -655,7 +670,7 @@ class Lowering:
                 out.append(Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
             return out
 
-        used, body = self._merged(self.plan.graphs, stage.exacting, items)
+        used, body = self.merged(self.plan.graphs, stage.exacting, items)
         asked = [f"{n}_ptr" for n in used.asked if n not in stage.reads]
         params = self._read_params(stage.reads) + asked
         params += self._write_params([o.name for o in self.op.outputs], ())
@@ -685,7 +700,7 @@ class Lowering:
                 out += self._gradient(graph, printer, target, stage.summed)
             return out
 
-        used, body = self._merged(self.plan.floats, stage.exacting, items)
+        used, body = self.merged(self.plan.floats, stage.exacting, items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
         self.present += [n for n in used.asked if n not in stage.reads]
         reads = self._read_params(stage.reads) + [f"{n}_ptr" for n in self.present]
@@ -880,6 +895,8 @@ def python(node: Node) -> str:
         return f"({words[1]} if {words[0]} else {words[2]})"
     if node.op == "cast":
         return f"{'host.whole' if node.params[0] == 'int' else node.params[0]}({words[0]})"
+    if len(words) == 1 and node.args[0].op in INFIX and node.args[0].op not in _HOSTED:
+        words = [words[0][1:-1]]
     return f"host.{'abs_' if node.op == 'abs' else node.op}({', '.join(words)})"
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from codegen.diagnostics import Span
 from codegen.ir import ATOM, INFIX, Bound, Graph, Node, Tensor, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
+from codegen.lower_step import lowered_step
 from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
 from codegen.spec import PACK
@@ -126,6 +127,8 @@ def lowered(plan: OpPlan, mode: str = "training") -> Module:
 
 
 def _lowered(owner: Lowering, stage: Stage) -> StageText:
+    if stage.nest == "step":
+        return lowered_step(owner, stage)
     return _Rows(owner, stage).text() if stage.nest == "rows" else owner.elements(stage)
 
 

@@ -78,7 +78,7 @@ class Sampler:
             extents = self._extents(crowded)
             attrs: dict[str, Any] = {}
             try:
-                for decl in self.op.attrs:
+                for decl in (*self.op.attrs, *self.op.hosted):
                     if self.variant.get(f"has {decl.name}", True):
                         attrs[decl.name] = self._attr(decl, extents, attrs, attempt)
                 if self._solve(extents, attrs):

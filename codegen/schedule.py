@@ -5,6 +5,8 @@ yet. The choice is a total function of the graph, with a printed reason. `explai
 
     softcap  ->  pointwise: every value has the axes of the output
                  softcap_forward(x) -> y;  softcap_backward(y, dy) -> dx
+
+What an op with state may be, `steps` says.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from codegen import steps
 from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, Tensor, spell, walk
 from codegen.precision import exacting
@@ -56,6 +59,8 @@ class OpPlan:
 
     @property
     def schedule(self) -> str:
+        if any(s.nest == "step" for s in self.forward):
+            return "step"
         return "row" if any(s.nest == "rows" for s in (*self.forward, *self.backward)) else "pointwise"
 
     @property
@@ -80,20 +85,19 @@ class OpPlan:
         return tuple(s for s in thinned if s.parts)
 
 
-class _NoSchedule(Exception):
-    pass
-
-
 def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     """Chooses the schedule of a verified op. None where the op is only verified (`schedule: none`) or none fits."""
     op = verdict.op
     if op.schedule == "none":
         return None
     try:
-        _check_effects(op)
         allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
-        return replace(_plan(op, allowed), refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)))
-    except (_NoSchedule, NoStage) as fault:
+        _check_effects(op)
+        return replace(
+            _step(op, allowed) if op.state else _plan(op, allowed),
+            refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)),
+        )
+    except NoStage as fault:
         report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
                      "`schedule: none` verifies an op without emitting it")  # fmt: skip
         return None
@@ -104,10 +108,17 @@ def _ruled_out(graph: Graph) -> bool:
 
 
 def _check_effects(op: OpSpec) -> None:
-    if op.state:
-        raise _NoSchedule("it updates state")
-    if not op.outputs:
-        raise _NoSchedule("it has no outputs")
+    if not op.outputs and not op.state:
+        raise NoStage("it has no outputs")
+
+
+def _step(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
+    """State updated in place, over many tensors at once."""
+    stage = steps.stage(op, graphs)
+    if op.schedule not in ("", "step"):
+        raise NoStage(f"`{op.schedule}` was asked for, and it updates state")
+    reason = "it updates state element by element: one launch takes all tensors of the same dtypes and choices"
+    return OpPlan(op, graphs, reason, (stage,), (), (), ())
 
 
 def _differentiable(op: OpSpec) -> tuple[str, ...]:
@@ -126,7 +137,9 @@ def _plan(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     if fault is None and op.schedule != "row":
         return _pointwise(op, graphs)
     if op.schedule == "pointwise":
-        raise _NoSchedule(f"`pointwise` was asked for, and {fault}")
+        raise NoStage(f"`pointwise` was asked for, and {fault}")
+    if op.schedule == "step":
+        raise NoStage("`step` was asked for, and it has no state")
     return _staged(op, graphs)
 
 
@@ -138,9 +151,9 @@ def _elementwise_fault(
     try:
         for _, graph in graphs:
             if graph.updates:
-                raise _NoSchedule("it updates buffers")
+                raise NoStage("it updates buffers")
             _check_graph(op, graph, sliced, directions)
-    except _NoSchedule as fault:
+    except NoStage as fault:
         return str(fault)
     return None
 
@@ -174,9 +187,9 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         backward: tuple[Stage, ...] = ()
     elif summed:
         if saved:
-            raise _NoSchedule(f"the backward keeps `{next(iter(saved))}` beside operands that are broadcast")
+            raise NoStage(f"the backward keeps `{next(iter(saved))}` beside operands that are broadcast")
         if (fault := _elementwise_fault(op, graphs, ("backward",))) is not None:
-            raise _NoSchedule(f"the gradient of what is broadcast is a sum, and {fault}")
+            raise NoStage(f"the gradient of what is broadcast is a sum, and {fault}")
         backward = (_elements(op, graphs, "backward", names, gradients, exact),)
     else:
         wanted = [(v, g, list(_gradients(g))) for v, g, _ in later]
@@ -246,13 +259,13 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
             if r.name in graph.tensors:
                 updated = [t.name for t in graph.updates if t.node is not None]
                 if r.name in updated:
-                    raise _NoSchedule(f"the backward reads `{r.name}`, which the forward overwrites")
+                    raise NoStage(f"the backward reads `{r.name}`, which the forward overwrites")
                 continue
             if r.name not in names:
-                raise _NoSchedule(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
+                raise NoStage(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
             node = names[r.name]
             if node.axes >= whole and whole:
-                raise _NoSchedule(f"the backward keeps `{r.name}`, which is as large as the operands")
+                raise NoStage(f"the backward keeps `{r.name}`, which is as large as the operands")
             out.setdefault(r.name, stored_tensor(r.name, "saved", node, graph))
     return out
 
@@ -279,28 +292,28 @@ def _check_rows(stage: Stage) -> None:
     for part in stage.parts:
         for store in part.stores:
             if store.gradient and part.graph.tensors[store.gradient].broadcast and store.node.op != "const":
-                raise _NoSchedule(f"`{store.gradient}` may be broadcast, and its gradient would be a sum")
+                raise NoStage(f"`{store.gradient}` may be broadcast, and its gradient would be a sum")
             if store.partial and store.axes != stage.reduced:
-                raise _NoSchedule(f"the gradient of `{store.gradient}` is summed over part of the rows")
+                raise NoStage(f"the gradient of `{store.gradient}` is summed over part of the rows")
             for node in walk([store.node]):
                 if node.op == "at" and not _takeable(node, stage):
-                    raise _NoSchedule(
+                    raise NoStage(
                         "`at` of what is no float tensor of the caller, by several axes, or with a `fill` that is not NaN "
                         "where it is no shift along the row"
                     )
                 if node.op == "scan":
                     _check_scan(node, stage, part.graph)
                 if node.op in ("dot", "add_at", "stack", "uniform", "sum_to"):
-                    raise _NoSchedule(f"`{node.op}` in rows has no kernel yet")
+                    raise NoStage(f"`{node.op}` in rows has no kernel yet")
 
 
 def _check_scan(node: Node, stage: Stage, graph: Graph) -> None:
     """A scan needs the order of the elements along its axis: that of a row of one axis, which no memory order changes."""
     axis = node.params[1]
     if graph.axes[axis].pack or axis == "...":
-        raise _NoSchedule(f"`{node.params[0]}` along a pack, whose axes a kernel takes in the order of memory")
+        raise NoStage(f"`{node.params[0]}` along a pack, whose axes a kernel takes in the order of memory")
     if stage.reduced != {axis}:
-        raise _NoSchedule(f"`{node.params[0]}` along `{axis}` beside reductions over other axes")
+        raise NoStage(f"`{node.params[0]}` along `{axis}` beside reductions over other axes")
 
 
 def _takeable(node: Node, stage: Stage) -> bool:
@@ -321,7 +334,7 @@ def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: S
             shapes.setdefault(graph.tensors[decl.name].axes, []).append(variant)
         for part in list(shapes.values())[1:]:
             if len(telling(asked, [v for v, _ in graphs], part, f"the shape of `{decl.name}`")) != 1:
-                raise _NoSchedule(f"the shape of `{decl.name}` depends on several choices")
+                raise NoStage(f"the shape of `{decl.name}` depends on several choices")
     for decl in op.buffers:
         there = [v for v, g in graphs if decl.name in g.tensors]
         writing = [v for v, g in graphs if any(t.name == decl.name and t.node is not None for t in g.updates)]
@@ -410,19 +423,19 @@ def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...], directions: 
     whole = frozenset[str]().union(*(t.axes for t in graph.tensors.values())) - frozenset(sliced)
     for node in walk(roots):
         if node.op not in TABLE and node.op not in _FREE and node.op != "sum_to":
-            raise _NoSchedule(
+            raise NoStage(
                 f"`{node.params[0] if node.op in ('reduce', 'scan') else node.op}` is no elementwise operation"
             )
         if node.op == "at" and not (
             node.args[0].op == "read" and all(i.op == "const" for i in node.args[1:]) and not node.params[1]
         ):
-            raise _NoSchedule("`at` with an index that is not a constant")
+            raise NoStage("`at` with an index that is not a constant")
         if node.op == "stack" and node not in roots:
-            raise _NoSchedule("`stack` inside a formula")
+            raise NoStage("`stack` inside a formula")
         if node.op == "size" and frozenset(node.params) != whole:
-            raise _NoSchedule("`size` of a part of the axes inside a formula")
+            raise NoStage("`size` of a part of the axes inside a formula")
         if node.op == "read" and set(node.params[2]) & set(sliced) and not _only_sliced(node, roots, sliced):
-            raise _NoSchedule(f"`{node.params[0]}` is read both part by part and whole")
+            raise NoStage(f"`{node.params[0]}` is read both part by part and whole")
     if "forward" in directions:
         _check_axes(graph, sliced)
 
@@ -437,9 +450,9 @@ def _check_axes(graph: Graph, sliced: tuple[str, ...]) -> None:
     for tensor in graph.tensors.values():
         extra = frozenset(tensor.axes) - first - frozenset(sliced)
         if extra:
-            raise _NoSchedule(f"`{tensor.name}` has the axes {', '.join(sorted(extra))}, which the output lacks")
+            raise NoStage(f"`{tensor.name}` has the axes {', '.join(sorted(extra))}, which the output lacks")
         if tensor.role == "output" and frozenset(tensor.axes) - frozenset(sliced) != first:
-            raise _NoSchedule("its outputs differ in axes")
+            raise NoStage("its outputs differ in axes")
 
 
 def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bool:
@@ -463,7 +476,8 @@ def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
         axes = {f.name for d in tensor.axes.dims for f in d.factors} if isinstance(tensor.axes, Axes) else {"..."}
         rows = next((s for s in (*plan.forward, *plan.backward) if s.nest == "rows"), None)
         single = not axes if rows is None else not axes & rows.reduced or not axes & rows.kept and bool(rows.kept)
-        sizes[tensor.name] = 0 if single else own.get(tensor.dtype, item)
+        kept = tensor.role == "state" and tensor.dtype == "compute"
+        sizes[tensor.name] = 0 if single else 4 if kept else own.get(tensor.dtype, item)
         sizes[f"d{tensor.name}"] = sizes[tensor.name]
 
     def moved(stages: Sequence[Stage]) -> int:

@@ -15,6 +15,9 @@ from codegen.diagnostics import Span
 
 PACK = "..."
 """The name of the anonymous pack of axes."""
+COUNTER, FRESH = "step", "first"
+"""Attrs that whoever keeps the state of an op gives: how many updates a tensor has seen, this one among them, and 1
+where its state is new."""
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTS = ("i32", "i64")
@@ -209,12 +212,18 @@ class TensorDecl:
     default: Number | None = None
     indexes: str | None = None
     or_attr: str | None = None
-    init: Number | None = None
+    init: Number | Name | None = None
+    """What its elements are at first: a number, or an attr."""
     when: Expr | None = None
     arg: str = ""
     """The public name of the argument; the tensor's own name by default."""
     differentiable: bool = True
     """Written only on outputs. Whether a gradient exists is also a question of dtype."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is state without axes: a number, which formulas of attrs update on the host."""
+        return self.role == "state" and isinstance(self.axes, Axes) and not self.axes.dims
 
 
 @dataclass(frozen=True)
@@ -342,6 +351,16 @@ class OpSpec:
     @property
     def tensors(self) -> tuple[TensorDecl, ...]:
         return self.arguments + self.outputs
+
+    @property
+    def given(self) -> tuple[AttrDecl, ...]:
+        """The attrs that a caller gives: of an op with state all but those that go with the state."""
+        return tuple(a for a in self.attrs if not (self.state and a.name in (COUNTER, FRESH)))
+
+    @property
+    def hosted(self) -> tuple[AttrDecl, ...]:
+        """State without axes: a number of each tensor, which the host keeps and formulas read like an attr."""
+        return tuple(AttrDecl(t.name, "float", t.span) for t in self.state if t.on_host)
 
     def tensor(self, name: str) -> TensorDecl:
         return next(t for t in self.tensors if t.name == name)

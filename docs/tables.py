@@ -202,7 +202,12 @@ def _op(op: OpSpec) -> str:
         lines.append("")
         lines += [f"{b.name} = {spell(b.expr)}" for b in op.backward.let]
         lines += [f"d{e.name} = {spell(e.expr) if e.expr is not None else e.kind}" for e in op.backward.entries]
+    if op.state and op.update is not None:
+        lines += [f"{b.name} = {spell(b.expr)}" for b in op.update.let]
+        lines += [f"{e.name} <- {spell(e.expr)}" for e in op.update.entries if e.expr is not None]
     facts = []
+    if op.state:
+        facts.append(f"State: {', '.join(f'`{t.name}`' for t in op.state)}, updated in place.")
     if op.domain:
         facts.append("Domain: " + ", ".join(f"`{d.name}` in [{d.low:g}, {d.high:g}]" for d in op.domain) + ".")
     if edges := _edges(verdict):
@@ -211,9 +216,10 @@ def _op(op: OpSpec) -> str:
         facts.append(f"Residuals: {', '.join(f'`{n}`' for n in plan.residuals) or 'none'}.")
     if plan is not None:
         (half, half_back), (single, single_back) = (bytes_per_element(plan, item) for item in (2, 4))
-        traffic = f"Bytes an element in bf16 / f32: {half} / {single} forward"
+        word = "a step" if op.state else "forward"
+        traffic = f"Bytes an element in bf16 / f32: {half} / {single} {word}"
         facts.append(traffic + (f", {half_back} / {single_back} backward." if plan.gradients else "."))
-    if op.backward is None or not op.backward.differentiable:
+    if not op.state and (op.backward is None or not op.backward.differentiable):
         facts.append("No derivative.")
     if op.reference:
         facts.append(f"Checked against `{op.reference}`.")

@@ -166,10 +166,18 @@ def tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, in
 
 
 def triton_dtype(name: str) -> Any:
-    """What a kernel computes in."""
+    """A dtype as Triton has it: what a kernel computes in, or a tensor is stored in."""
     import triton.language as tl
 
-    return {"f32": tl.float32, "f64": tl.float64, "i32": tl.int32, "i64": tl.int64, "bool": tl.int1}[name]
+    return {
+        "f16": tl.float16,
+        "bf16": tl.bfloat16,
+        "f32": tl.float32,
+        "f64": tl.float64,
+        "i32": tl.int32,
+        "i64": tl.int64,
+        "bool": tl.int1,
+    }[name]
 
 
 def stored_in_half(call: Call) -> bool:

@@ -33,6 +33,8 @@ class RuntimeOp:
     inputs: ClassVar[tuple[Tensor, ...]] = ()
     params: ClassVar[tuple[Tensor, ...]] = ()
     buffers: ClassVar[tuple[Tensor, ...]] = ()
+    state: ClassVar[tuple[Tensor, ...]] = ()
+    """What a step updates in place; such ops are `stepwise.StepOp`s, without outputs."""
     outputs: tuple[Tensor, ...] = ()
     """Of an instance, with the dims that its choices give."""
     saved: ClassVar[tuple[Tensor, ...]] = ()

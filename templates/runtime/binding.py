@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .graph import recording
 from .layout import RANK
 from .op import RuntimeOp
-from .plan import Given, Meta, Plan, TooManyDims
+from .plan import Given, Launch, Meta, Plan, TooManyDims
 from .views import FLOATS
 
 if TYPE_CHECKING:
@@ -224,8 +224,13 @@ def _launch(
 
 
 def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    run(plan.launches, tensors, numbers)
+
+
+def run(launches: Sequence[Launch], tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    """Launches kernels on the current device, one after the other."""
     most = most_warps()
-    for launch in plan.launches:
+    for launch in launches:
         arguments = launch.kernel.abi.call(launch.arguments(tensors, numbers))
         launch.kernel.function[launch.grid](*arguments, **launch.options(most))
 

@@ -56,8 +56,10 @@ class Tensor:
     """The attr whose value an element may have instead."""
     chosen: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
     """Other dims under a choice: its name, its values, and the dims."""
-    init: float | None = None
-    """What a param or buffer is filled with when a model begins, where the spec says it."""
+    init: float | str | None = None
+    """What a param, a buffer or state is filled with at first, where the spec says it: a number, or of state the attr that has it."""
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """Of state: the choices under which it is there."""
 
     def __post_init__(self) -> None:
         if self.broadcast is None:

@@ -1,0 +1,495 @@
+"""Optimizers: torch parameters, stepped by one launch a combination of dtypes and choices. Imports torch.
+
+An `Optimizer` is a torch.optim.Optimizer: learning rate schedulers, `torch.amp.GradScaler` and hooks take it, its state dict is
+in the format of torch's own. `step` is `prepare`, what the host does, and `launch`, what the device does; a CUDA graph that holds
+`launch` is replayed after `prepare`, with any hyper-parameters.
+
+    optimizer = Optimizer(Adam, model.parameters(), lr=3e-4, ...)
+    optimizer.clip_grad_norm(1.0)
+    optimizer.step()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from .binding import interpreted, run
+from .plan import Launch, Tensor
+from .stepwise import COUNTER, FRESH, VECTOR, Place, StepOp, norm_launches, tiles
+
+Params: TypeAlias = "Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]"
+"""What torch's own optimizers take."""
+
+_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+_DTYPES = {v: k for k, v in _NAMES.items()}
+
+
+@dataclass
+class _Own:
+    """What goes with one parameter beside its state in memory."""
+
+    step: int = 0
+    fresh: bool = True
+    """Whether the state has seen no update."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """The state that the host keeps."""
+    grad: torch.Tensor | None = None
+    """Given by `bind`, in place of `.grad`."""
+    copy: torch.Tensor | None = None
+
+    def saved(self) -> tuple[int, bool, dict[str, float]]:
+        return self.step, self.fresh, self.numbers
+
+
+@dataclass
+class _Batch:
+    """The tensors of one launch, and its tables on the device."""
+
+    params: list[torch.Tensor]
+    first: list[int]
+    work: torch.Tensor
+    table: torch.Tensor
+    rows: list[list[int]]
+    launch: Launch
+    dtypes: dict[str, str]
+    numbers: torch.Tensor
+    values: list[list[float]]
+    kept: list[torch.Tensor]
+    """Copies of gradients that lie otherwise in memory than their parameter."""
+
+
+@dataclass
+class _Member:
+    """A parameter that has a gradient, and what its next step is computed with."""
+
+    param: torch.Tensor
+    grad: torch.Tensor
+    op: StepOp
+    slot: tuple[Any, ...]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Steps parameters by a `StepOp`.
+
+    Args:
+        op: the class of the step.
+        params: tensors, (name, tensor) pairs, or groups: dicts with `params` and hyper-parameters of their own. Float tensors that
+            are dense in some order of their dims, on one kind of device.
+        hyper: the hyper-parameters by their public names. All are read anew at each step, and none compiles anything but flags and
+            choices.
+
+    State is kept in float32, in float64 beside float64 parameters, and loaded so, whatever the dtype of the parameter is.
+    `grad_scale` and `found_inf` are what torch.amp.GradScaler sets: gradients are divided by the first, and nothing is written where the
+    second is not 0.
+
+    Raises:
+        TypeError, ValueError: naming op and argument.
+    """
+
+    _step_supports_amp_scaling = True
+    grad_scale: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+
+    def __init__(self, op: type[StepOp], params: Params, **hyper: Any) -> None:
+        self.op = op
+        self._public = {op.named.get(n, n): n for n in op.hyper()}
+        for name in hyper:
+            if name not in self._public:
+                raise TypeError(f"{op.name} has no hyper-parameter `{name}`; it has {', '.join(self._public)}")
+        for name in self._public:
+            if name not in hyper:
+                raise TypeError(f"{op.name}: `{name}` is missing")
+        self._own: dict[torch.Tensor, _Own] = {}
+        self._batches: dict[Any, _Batch] = {}
+        self._factor: torch.Tensor | None = None
+        self._limit: tuple[float, torch.Tensor] | None = None
+        self._undo: list[tuple[_Own, tuple[int, bool, dict[str, float]]]] = []
+        self._flag: tuple[torch.Tensor, Any] | None = None
+        super().__init__(params, dict(hyper))
+
+    # -------------------------------------------------------------------------------- parameters and groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with hyper-parameters of their own; both are checked here."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._instance(group, _Own()).require()
+            for param in group["params"]:
+                self._check(param)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+        for param in group["params"]:
+            self._own[param] = _Own()
+
+    def _check(self, param: torch.Tensor) -> None:
+        name = f"{self.op.name}: a parameter of shape {tuple(param.shape)}"
+        if param.dtype not in _NAMES or _NAMES[param.dtype] not in self.op.trained().dtypes:
+            raise TypeError(f"{name} is {param.dtype}; it takes floats of 16 to 64 bits")
+        if param.device.type == "cpu" and not interpreted():
+            raise ValueError(
+                f"{name} is on the CPU; move it to a GPU, or run in Triton's interpreter: TRITON_INTERPRET=1 python ..."
+            )
+        if param.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{name} is on {param.device}; kernels run on CUDA and ROCm devices")
+        if param.layout != torch.strided or not _is_dense(param):
+            raise ValueError(f"{name} is not dense in memory; steps take whole tensors")
+
+    def bind(self, param: torch.Tensor, grad: torch.Tensor | None = None, copy: torch.Tensor | None = None) -> None:
+        """Gives a parameter a gradient of any float dtype in place of `.grad`, and a copy that each step writes beside it.
+
+        Args:
+            param: one of this optimizer's.
+            grad: read at each step from now on; None for `.grad` again.
+            copy: of the parameter's shape and strides, in the dtype that a model computes with.
+        """
+        own = self._own.get(param)
+        if own is None:
+            raise ValueError(f"{self.op.name}: this tensor of shape {tuple(param.shape)} is none of its parameters")
+        for name, tensor in (("grad", grad), ("copy", copy)):
+            if tensor is not None and (tensor.shape != param.shape or tensor.device != param.device):
+                raise ValueError(
+                    f"{self.op.name}: `{name}` is {tuple(tensor.shape)} on {tensor.device}, its parameter {tuple(param.shape)} on {param.device}"
+                )
+            if tensor is not None and tensor.dtype not in _NAMES:
+                raise TypeError(f"{self.op.name}: `{name}` is {tensor.dtype}; it takes a float tensor")
+        if copy is not None and not _alike(copy, param):
+            raise ValueError(f"{self.op.name}: `copy` has the strides {copy.stride()}, its parameter {param.stride()}")
+        own.grad, own.copy = grad, copy
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients; those that were given by `bind` are filled with zeros."""
+        super().zero_grad(set_to_none)
+        bound = [own.grad for own in self._own.values() if own.grad is not None]
+        if bound:
+            torch._foreach_zero_(bound)
+
+    def _instance(self, group: Mapping[str, Any], own: _Own) -> StepOp:
+        """The op with the hyper-parameters of a group and the numbers of a parameter's next step."""
+        attrs = {name: _number(group[public]) for public, name in self._public.items()}
+        more: dict[str, Any] = {COUNTER: own.step + 1, FRESH: int(own.fresh)}
+        attrs |= {n: v for n, v in more.items() if n in self.op.kinds}
+        op = self.op(**attrs, **{t.name: own.numbers.get(t.name, 0.0) for t in self.op.hosted()})
+        if not own.numbers:
+            op.attrs |= {t.name: op.initial(t) for t in self.op.hosted()}
+        return op
+
+    # -------------------------------------------------------------------------------- a step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient. `closure` is called before, with gradients on; its value is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.prepare()
+        self.launch()
+        return loss
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """What the host does of a step: counts it, and brings addresses and numbers to the device by small asynchronous copies."""
+        self._settle()
+        members = self._arrange()
+        for member in members:
+            own = self._own[member.param]
+            self._undo.append((own, own.saved()))
+            own.step, own.fresh, own.numbers = own.step + 1, False, {**own.numbers, **member.op.advanced()}
+
+    @torch.no_grad()
+    def launch(self) -> None:
+        """What the device does of a step, as it was prepared: one launch a combination of dtypes, choices and device."""
+        scale = self._factor
+        if self.grad_scale is not None and scale is None:
+            scale = self.grad_scale.to(torch.float32).reciprocal()
+        for batch in self._batches.values():
+            tensors = {"work": batch.work, "table": batch.table, "numbers": batch.numbers}
+            tensors |= {
+                n: v.to(batch.work.device)
+                for n, v in (("scale", scale), ("found_inf", self.found_inf))
+                if v is not None
+            }
+            _run([batch.launch], tensors, batch.work.device)
+            torch.autograd.graph.increment_version(batch.params)
+        self._factor = None
+        if self.found_inf is not None:
+            self._flag = _fetched(self.found_inf)
+
+    def _settle(self) -> None:
+        """Takes back what was counted of a step that was not taken. It waits for that step alone: what followed is queued."""
+        undo, self._undo = self._undo, []
+        if self._flag is None or not undo:
+            return
+        flag, event = self._flag
+        if event is not None:
+            event.synchronize()
+            self._flag = None
+        elif flag.device.type == "cpu" and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if flag.item() != 0:
+            for own, (step, fresh, numbers) in undo:
+                own.step, own.fresh, own.numbers = step, fresh, numbers
+
+    def _arrange(self) -> list[_Member]:
+        """Brings the tables up to date with the gradients that there are."""
+        members: dict[Any, list[_Member]] = {}
+        for place, group in enumerate(self.param_groups):
+            instances: dict[Any, StepOp] = {}
+            for param in group["params"]:
+                own = self._own[param]
+                grad = param.grad if own.grad is None else own.grad
+                if grad is None:
+                    continue
+                slot = (place, own.step, own.fresh, *own.numbers.values())
+                if slot not in instances:
+                    instances[slot] = self._instance(group, own)
+                    instances[slot].require()
+                op = instances[slot]
+                self._make_state(param, op)
+                member = _Member(param, grad, op, slot)
+                key = (tuple(op.choices().items()), tuple(self._dtypes(member).items()), param.device)
+                members.setdefault(key, []).append(member)
+        self._batches = {key: self._batch(self._batches.get(key), found) for key, found in members.items()}
+        return [m for found in members.values() for m in found]
+
+    def _make_state(self, param: torch.Tensor, op: StepOp) -> None:
+        state = self.state[param]
+        for tensor in op.stored()[1:]:
+            if tensor.name != op.trained().name and tensor.name not in state and op.there(tensor):
+                state[tensor.name] = torch.full_like(
+                    param, op.initial(tensor), dtype=_state_dtype(tensor, param), requires_grad=False
+                )
+        own = self._own[param]
+        if not own.numbers:
+            own.numbers = {t.name: op.initial(t) for t in op.hosted()}
+
+    def _tensors(self, member: _Member) -> dict[str, torch.Tensor]:
+        """Every tensor that the step of a parameter reads or writes, by name."""
+        op, state = member.op, self.state[member.param]
+        out = {op.inputs[0].name: member.grad, op.trained().name: member.param}
+        out |= {t.name: state[t.name] for t in op.stored() if t.name not in out and op.there(t)}
+        copy = self._own[member.param].copy
+        return out if copy is None else {**out, "copy": copy}
+
+    def _dtypes(self, member: _Member) -> dict[str, str]:
+        return {n: self._dtype(n, t) for n, t in self._tensors(member).items()}
+
+    def _dtype(self, name: str, tensor: torch.Tensor) -> str:
+        if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
+            raise TypeError(f"{self.op.name}: `{name}` is {tensor.layout} {tensor.dtype}; it takes dense float tensors")
+        return _NAMES[tensor.dtype]
+
+    def _batch(self, old: _Batch | None, members: Sequence[_Member]) -> _Batch:
+        """The batch of these members, with the tables of the old one where they still are right."""
+        params = [m.param for m in members]
+        device, slots = params[0].device, {m.slot: m.op for m in members}
+        if old is None or len(old.params) != len(params) or any(a is not b for a, b in zip(old.params, params)):
+            first, work = tiles(p.numel() for p in params)
+            dtypes = self._dtypes(members[0])
+            launch = members[0].op.step_launch(len(work), dtypes)
+            old = _Batch(
+                params,
+                first,
+                _sent(work, torch.int32, device),
+                torch.empty(0),
+                [],
+                launch,
+                dtypes,
+                torch.empty(0),
+                [],
+                [],
+            )
+        values = [op.slot() for op in slots.values()]
+        width = len(self.op.slots)
+        order = {slot: k * width for k, slot in enumerate(slots)}
+        old.kept = []
+        rows = [self._row(m, first, order[m.slot], old.kept) for m, first in zip(members, old.first)]
+        if rows != old.rows:
+            old.rows, old.table = rows, _sent(rows, torch.int64, device, old.table)
+        if values != old.values:
+            old.values, old.numbers = values, _sent(values, torch.float64, device, old.numbers)
+        return old
+
+    def _row(self, member: _Member, first: int, numbers: int, kept: list[torch.Tensor]) -> list[int]:
+        tensors = self._tensors(member)
+        name = self.op.inputs[0].name
+        if not _alike(member.grad, member.param):
+            tensors[name] = torch.empty_like(member.param, dtype=member.grad.dtype).copy_(member.grad)
+            kept.append(tensors[name])
+        addresses = {n: t.data_ptr() for n, t in tensors.items()}
+        aligned = all(a % VECTOR == 0 for a in addresses.values())
+        return member.op.row(Place(member.param.numel(), first, aligned, numbers), addresses)
+
+    # -------------------------------------------------------------------------------- the norm of the gradients
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """The 2-norm of all gradients together; the next step multiplies them by what makes it `max_norm` at most.
+
+        The gradients stay as they are, and nothing waits for the device. The sums are the same bits every time. With `grad_scale` the norm
+        is that of the gradients without it.
+
+        Returns:
+            The norm, of no dims, in float32, or in float64 where all gradients are.
+        """
+        if not max_norm >= 0:
+            raise ValueError(f"{self.op.name}: `max_norm` is {max_norm}; it is not negative")
+        self._arrange()
+        batches = list(self._batches.values())
+        if len({b.work.device for b in batches}) > 1:
+            raise ValueError(f"{self.op.name}: the gradients are on several devices")
+        if not batches:
+            return torch.zeros(())
+        device = batches[0].work.device
+        if self._limit is None or self._limit[0] != max_norm or self._limit[1].device != device:
+            self._limit = (max_norm, _sent([max_norm], torch.float64, device))
+        counts = [b.work.numel() for b in batches]
+        double = all(b.dtypes[self.op.inputs[0].name] == "f64" for b in batches)
+        parts = torch.empty(sum(counts), dtype=torch.float64, device=device)
+        norm = torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
+        self._factor = torch.empty((), dtype=norm.dtype, device=device)
+        tensors = {"limit": self._limit[1], "norm": norm, "factor": self._factor}
+        tensors |= {} if self.grad_scale is None else {"unscale": self.grad_scale.to(device)}
+        tensors |= {"part0": parts}
+        for k, (batch, begin) in enumerate(zip(batches, itertools.accumulate([0, *counts]))):
+            tensors |= {f"work{k}": batch.work, f"table{k}": batch.table, f"part{k}": parts[begin:]}
+        _run(norm_launches(self.op, counts, [b.dtypes for b in batches]), tensors, device)
+        return norm
+
+    # -------------------------------------------------------------------------------- state dicts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state in the format of torch's own optimizers, which load it."""
+        self._settle()
+        out = super().state_dict()
+        places = {k: p for k, p in enumerate(p for g in self.param_groups for p in g["params"])}
+        out["state"] = {
+            k: self._packed(places[k], state) for k, state in out["state"].items() if not self._own[places[k]].fresh
+        }
+        return out
+
+    def _packed(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        own = self._own[param]
+        counted = {COUNTER: torch.tensor(float(own.step))} if COUNTER in self.op.kinds else {}
+        return {**counted, **state, **{n: torch.tensor(v) for n, v in own.numbers.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes groups and state from a state dict of this optimizer or of torch's own of the same kind.
+
+        Raises:
+            ValueError: naming all that is missing or of another shape; nothing is changed then.
+        """
+        groups, saved = state_dict["param_groups"], state_dict["state"]
+        sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{self.op.name}: the state dict has groups of {sizes[0]} parameters, the optimizer of {sizes[1]}"
+            )
+        own, state, faults = dict[torch.Tensor, _Own](), dict[torch.Tensor, dict[str, torch.Tensor]](), list[str]()
+        for group, mine in zip(groups, self.param_groups):
+            missing = [n for n in self._public if n not in group]
+            faults += [f"a group lacks {', '.join(f'`{n}`' for n in missing)}"] if missing else []
+            for key, param in zip(group["params"], mine["params"]) if not missing else ():
+                bound = self._own[param]
+                own[param] = _Own(grad=bound.grad, copy=bound.copy)
+                if saved.get(key):
+                    self._unpack(group, f"parameter {key}", param, saved[key], own[param], state, faults)
+        if faults:
+            raise ValueError(f"{self.op.name}: the state dict does not fit: {'; '.join(faults)}")
+        self._undo, self._flag, self._batches, self._factor = [], None, {}, None
+        for group, mine in zip(groups, self.param_groups):
+            mine.update({n: v for n, v in group.items() if n not in ("params", "param_names")})
+        self._own = own
+        self.state.clear()
+        self.state.update(state)
+
+    def _unpack(self, group: Mapping[str, Any], name: str, param: torch.Tensor, saved: Mapping[str, Any], own: _Own,
+                state: dict[torch.Tensor, dict[str, torch.Tensor]], faults: list[str]) -> None:  # fmt: skip
+        """The state of one parameter, in our dtypes and on its device."""
+        op = self._instance(group, own)
+        wanted = [t for t in op.stored()[1:] if t.name != op.trained().name and op.there(t)]
+        named = [t.name for t in (*wanted, *op.hosted())] + [n for n in (COUNTER,) if n in op.kinds]
+        if wanted and all(saved.get(t.name) is None for t in wanted) and not op.hosted() and COUNTER not in op.kinds:
+            return  # torch makes such state at the first step
+        faults += [f"{name} lacks `{n}`" for n in named if saved.get(n) is None]
+        for tensor in (t for t in wanted if saved.get(t.name) is not None):
+            value = saved[tensor.name]
+            if value.shape != param.shape:
+                faults.append(f"`{tensor.name}` of {name} is {tuple(value.shape)}, its parameter {tuple(param.shape)}")
+                continue
+            new = torch.empty_like(param, dtype=_state_dtype(tensor, param), requires_grad=False)
+            state.setdefault(param, {})[tensor.name] = new.copy_(value)
+        own.numbers = {t.name: float(saved[t.name]) for t in op.hosted() if saved.get(t.name) is not None}
+        own.step, own.fresh = int(saved.get(COUNTER) or 0), False
+        state.setdefault(param, {})
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def _number(value: Any) -> Any:
+    """A hyper-parameter as Python has it: a learning rate may be a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(_number(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def _state_dtype(tensor: Tensor, param: torch.Tensor) -> torch.dtype:
+    if tensor.dtype == "compute":
+        return torch.float64 if param.dtype == torch.float64 else torch.float32
+    return _DTYPES.get(tensor.dtype, param.dtype)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of the dims."""
+    step = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != step:
+            return tensor.numel() == 0
+        step *= size
+    return True
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same order of memory, without gaps."""
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    return all(s == t for s, t, n in zip(a.stride(), b.stride(), a.shape) if n != 1) and _is_dense(a)
+
+
+def _sent(values: Any, dtype: torch.dtype, device: torch.device, old: torch.Tensor | None = None) -> torch.Tensor:
+    """The values on the device, in the old tensor's memory where they fit: a captured graph reads them there.
+
+    The copy is asynchronous; its source is pinned memory, which torch keeps until it is done.
+    """
+    source = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    if old is None or old.device != device or old.shape != source.shape:
+        return source.to(device, non_blocking=True, copy=True)
+    return old.copy_(source, non_blocking=True)
+
+
+def _fetched(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """A flag on its way to the host, and the event after it; none while a graph is captured."""
+    if flag.device.type != "cuda":
+        return flag.clone(), None
+    host = torch.empty(flag.shape, dtype=flag.dtype, pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    if torch.cuda.is_current_stream_capturing():
+        return host, None
+    return host, torch.cuda.current_stream(flag.device).record_event()
+
+
+def _run(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    launches = [x for x in launches if x.grid[0]]
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            run(launches, tensors, {})
+    else:
+        run(launches, tensors, {})

@@ -1,0 +1,562 @@
+"""Steps: each optimizer beside torch's own, tables and launches, state dicts, clipping, scaling, copies, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import generated  # noqa: E402
+from generated.runtime import optim  # noqa: E402
+from generated.runtime.stepwise import BLOCK, StepOp, tiles  # noqa: E402
+from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
+
+NAMES = {
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "nadam": "NAdam", "radam": "RAdam", "adagrad": "Adagrad",
+    "adadelta": "Adadelta", "asgd": "ASGD", "rmsprop": "RMSprop", "rprop": "Rprop",
+}  # fmt: skip
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "sgd": [
+        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}, {"momentum": 0.8, "nesterov": True}, {"maximize": True},
+        {"momentum": 0.9, "maximize": True},
+    ],
+    "adam": [
+        {"weight_decay": 0.1}, {"amsgrad": True, "betas": (0.8, 0.9)}, {"weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"maximize": True, "eps": 1e-3},
+    ],
+    "adamw": [{"weight_decay": 0.0}, {"amsgrad": True, "weight_decay": 0.3}, {"maximize": True, "lr": 0.1}],
+    "adamax": [{"weight_decay": 0.1, "betas": (0.7, 0.9)}, {"maximize": True, "eps": 1e-2}],
+    "nadam": [
+        {"weight_decay": 0.1, "momentum_decay": 0.05}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True},
+    ],
+    "radam": [
+        {"weight_decay": 0.1, "betas": (0.9, 0.99)}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True},
+    ],
+    "adagrad": [{"lr_decay": 0.1, "weight_decay": 0.1}, {"initial_accumulator_value": 0.5, "eps": 1e-2}, {"maximize": True}],
+    "adadelta": [{"rho": 0.7, "weight_decay": 0.1}, {"lr": 0.3, "eps": 1e-3}, {"maximize": True}],
+    "asgd": [{"lambd": 0.1, "alpha": 0.5, "t0": 3.0}, {"weight_decay": 0.1}, {"maximize": True}],
+    "rmsprop": [
+        {"momentum": 0.9, "weight_decay": 0.1}, {"centered": True, "alpha": 0.8}, {"centered": True, "momentum": 0.5},
+        {"maximize": True, "eps": 1e-2},
+    ],
+    "rprop": [{"etas": (0.3, 1.5)}, {"step_sizes": (1e-3, 0.02)}, {"maximize": True}],
+}  # fmt: skip
+SIZES = [(0,), (1,), (13,), (), (3, 5), (BLOCK,), (BLOCK + 5,)]
+SOME = [(7,), (BLOCK + 3,)]
+
+
+def op_class(name: str) -> type[StepOp]:
+    module = importlib.import_module(f"generated.ops.{name}")
+    found = next(v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
+    assert issubclass(found, StepOp)
+    return found
+
+
+STEPS = [n for n in sorted(dir(generated)) if not importlib.import_module(f"generated.ops.{n}").__dict__.get("call")]
+
+
+def drawn(shape: tuple[int, ...], seed: int, dtype: str = "f32") -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, TORCH[dtype])
+
+
+def params(shapes: list[tuple[int, ...]], dtype: str = "f32") -> list[Any]:
+    return [drawn(s, 100 + k, dtype) for k, s in enumerate(shapes)]
+
+
+def give(tensors: list[Any], step: int, *others: list[Any]) -> None:
+    """The same random gradients to each list, in its own dtype."""
+    for k, tensor in enumerate(tensors):
+        grad = drawn(tuple(tensor.shape), 1000 * step + k)
+        for own in (tensors, *others):
+            own[k].grad = grad.to(own[k].dtype)
+
+
+def groups(tensors: list[Any]) -> list[dict[str, Any]]:
+    """Two groups, the second with a learning rate of its own."""
+    half = len(tensors) // 2
+    return [{"params": tensors[:half]}, {"params": tensors[half:], "lr": 0.02}]
+
+
+def exactly(name: str, tensors: list[Any], **hyper: Any) -> tuple[Any, list[Any]]:
+    """torch's optimizer in float64 on the same numbers."""
+    exact = [t.double() for t in tensors]
+    return getattr(torch.optim, NAMES[name])(groups(exact), **hyper), exact
+
+
+def near(got: Any, want: Any, steps: int, ulps: float = 4.0) -> None:
+    """Within a few units in the last place a step."""
+    names = {v: k for k, v in TORCH.items()}
+    bound = steps * ulps * EPS[names[got.dtype]] * (1 + want.abs())
+    assert ((got.double() - want).abs() <= bound).all(), float(((got.double() - want).abs() / bound).max())
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The kernels that are launched, with the address of each argument and each constant."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    whole = optim.run
+
+    def record(found: Any, tensors: Any, numbers: Any) -> None:
+        for launch in found:
+            own = launch.arguments(tensors, numbers)
+            seen.append(
+                (
+                    launch.kernel.function.fn.__name__,
+                    {n: getattr(v, "data_ptr", lambda v=v: v)() for n, v in own.items()},
+                )
+            )
+        whole(found, tensors, numbers)
+
+    monkeypatch.setattr(optim, "run", record)
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------- beside torch
+
+
+def test_every_step_is_here() -> None:
+    assert set(STEPS) == {*NAMES, "lion"} == {n for n in dir(generated) if not op_class_has_outputs(n)}
+
+
+def op_class_has_outputs(name: str) -> bool:
+    module = importlib.import_module(f"generated.ops.{name}")
+    return any(getattr(v, "outputs", ()) for v in vars(module).values() if isinstance(v, type))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_steps_follow_torch(name: str) -> None:
+    """Two groups whose learning rates change; the reference is torch's optimizer in float64 on the same gradients."""
+    ours = params(SOME)
+    reference, exact = exactly(name, ours)
+    optimizer = getattr(generated, name)(groups(ours))
+    for step in range(100):
+        give(ours, step, exact)
+        for each in (optimizer, reference):
+            each.param_groups[0]["lr"] = reference.defaults["lr"] * (1 + 0.5 * math.sin(step))
+            each.step()
+        if step % 33 == 0 or step == 99:
+            for a, b in zip(ours, exact):
+                near(a, b, step + 1)
+
+
+@pytest.mark.parametrize(("name", "hyper"), [(n, h) for n, options in OPTIONS.items() for h in ({}, *options)], ids=str)
+def test_each_option_follows_torch_over_many_sizes(name: str, hyper: dict[str, Any]) -> None:
+    ours = params(SIZES)
+    reference, exact = exactly(name, ours, **hyper)
+    optimizer = getattr(generated, name)(groups(ours), **hyper)
+    for step in range(5):
+        give(ours, step, exact)
+        optimizer.step()
+        reference.step()
+    for a, b in zip(ours, exact):
+        near(a, b, 5)
+    state = optimizer.state_dict()["state"]
+    for key, own in reference.state_dict()["state"].items():
+        assert set(state[key]) == {n for n, v in own.items() if v is not None}
+        for n, value in own.items():
+            if value is not None:
+                near(state[key][n], value.double(), 5, 16.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_parameters_of_other_dtypes_follow_torch_step_by_step(name: str, dtype: str) -> None:
+    """A step rounds once: each is torch's in float64 from what was stored before it."""
+    ours = params(SOME, dtype)
+    optimizer = getattr(generated, name)(groups(ours))
+    for step in range(6):
+        reference, exact = exactly(name, ours)
+        if step:
+            reference.load_state_dict(optimizer.state_dict())
+        give(ours, step, exact)
+        optimizer.step()
+        reference.step()
+        for a, b in zip(ours, exact):
+            near(a, b, 1, 0.75 if dtype != "f64" else 4.0)
+    assert all(
+        s.dtype == torch.float64 if dtype == "f64" else torch.float32 for p in ours for s in optimizer.state[p].values()
+    )
+
+
+def test_sign_steps_follow_the_paper() -> None:
+    """Chen et al. (2023), algorithm 2."""
+    ours = params(SOME)
+    exact = [p.double() for p in ours]
+    moments = [torch.zeros_like(p) for p in exact]
+    optimizer = generated.lion(ours, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    for step in range(20):
+        give(ours, step)
+        for p, m, own in zip(exact, moments, ours):
+            grad = own.grad.double()
+            p -= 1e-2 * ((0.9 * m + 0.1 * grad).sign() + 0.1 * p)
+            m.mul_(0.99).add_(0.01 * grad)
+        optimizer.step()
+    for a, b in zip(ours, exact):
+        near(a, b, 20)
+
+
+# ---------------------------------------------------------------------------------------------- tables and launches
+
+
+def test_tiles_follow_one_another() -> None:
+    assert tiles([BLOCK + 1, 0, 1, 2 * BLOCK]) == ([0, 2, 2, 3], [0, 0, 2, 3, 3])
+    assert tiles([]) == ([], [])
+
+
+def test_many_tensors_are_one_launch_and_numbers_compile_nothing(launches: list[tuple[str, dict[str, Any]]]) -> None:
+    """Hyper-parameters that change at each step leave every argument of the launch what it was, the grid among them."""
+    ours = params([(k,) for k in range(1, 31)])
+    optimizer = generated.adamw(ours)
+    grads = [torch.ones_like(p) for p in ours]
+    for param, grad in zip(ours, grads):
+        param.grad = grad
+    for step in range(3):
+        optimizer.param_groups[0].update(lr=0.1 / (step + 1), betas=(0.5 + 0.1 * step, 0.9), weight_decay=0.1 * step)
+        optimizer.step()
+    assert [name for name, _ in launches] == ["adamw_step"] * 3
+    assert launches[0][1] == launches[1][1] == launches[2][1]
+
+
+def test_dtypes_and_choices_are_launches_of_their_own(launches: list[tuple[str, dict[str, Any]]]) -> None:
+    ours = [*params(SOME), *params(SOME, "bf16")]
+    optimizer = generated.adamw([{"params": ours[:1]}, {"params": ours[1:3], "amsgrad": True}, {"params": ours[3:]}])
+    give(ours, 0)
+    optimizer.step()
+    kinds = [(own["amsgrad"], str(own["DTYPES"][2])) for _, own in launches]
+    assert kinds == [(False, "fp32"), (True, "fp32"), (True, "bf16"), (False, "bf16")]
+
+
+def test_new_gradients_change_addresses_alone(launches: list[tuple[str, dict[str, Any]]]) -> None:
+    ours = params(SOME)
+    optimizer = generated.sgd(ours, momentum=0.9)
+    kept = []
+    for step in range(3):
+        optimizer.zero_grad()
+        give(ours, step)
+        kept += [p.grad for p in ours]
+        optimizer.step()
+    assert launches[0][1] == launches[1][1] == launches[2][1]
+
+
+def test_parameters_without_a_gradient_stay_and_are_not_counted() -> None:
+    ours = params(SOME)
+    reference, exact = exactly("adam", ours)
+    optimizer = generated.adam(groups(ours))
+    for step in range(4):
+        give(ours, step, exact)
+        if step in (0, 2):
+            ours[1].grad = exact[1].grad = None
+        optimizer.step()
+        reference.step()
+    for a, b in zip(ours, exact):
+        near(a, b, 4)
+    assert [s["step"].item() for s in optimizer.state_dict()["state"].values()] == [4.0, 2.0]
+
+
+def test_layout_and_alignment_change_no_bit() -> None:
+    """The same numbers where no vector begins, in another order of dims, and with gradients of other strides."""
+    plain = drawn((6, 5), 1)
+    wide = torch.zeros(31, device=DEVICE)
+    shifted = wide[1:].view(6, 5).copy_(plain)
+    turned = plain.t().contiguous().t()
+    other = plain.clone()
+    ours = [plain.clone(), shifted, turned, other]
+    optimizer = generated.adamw(ours)
+    for step in range(3):
+        grad = drawn((6, 5), 50 + step)
+        for param in ours:
+            param.grad = grad.clone()
+        other.grad = grad.t().contiguous().t()
+        optimizer.step()
+    assert turned.stride() == (1, 6) and optimizer.state[turned]["exp_avg"].stride() == (1, 6)
+    assert all(torch.equal(ours[0], p) for p in ours[1:]) and wide[0] == 0
+
+
+def test_a_closure_is_called_with_gradients_on() -> None:
+    (param,) = params([(5,)])
+    param.requires_grad_()
+    optimizer = generated.sgd([param], lr=0.5)
+    before = param.detach().clone()
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (param * param).sum() / 2
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == pytest.approx((before * before).sum().item() / 2)
+    near(param.detach(), before.double() / 2, 1)
+
+
+def test_a_scheduler_of_torch_drives_it() -> None:
+    ours = params(SOME)
+    reference, exact = exactly("sgd", ours)
+    optimizer = generated.sgd(groups(ours))
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, reference)]
+    for step in range(4):
+        give(ours, step, exact)
+        for each in (optimizer, reference, *schedulers):
+            each.step()
+    for a, b in zip(ours, exact):
+        near(a, b, 4)
+
+
+def test_a_step_bumps_the_version_of_its_parameters() -> None:
+    (param,) = params([(5,)])
+    param.requires_grad_()
+    loss = (param * param).sum()
+    param.grad = torch.ones_like(param)
+    generated.sgd([param]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# ---------------------------------------------------------------------------------------------- state dicts
+
+
+def after(optimizer: Any, tensors: list[Any], steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        give(tensors, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_dicts_go_both_ways(name: str) -> None:
+    """Ours continues in torch's optimizer, torch's in ours, and ours in ours."""
+    hyper = {"momentum": 0.9} if name in ("sgd", "rmsprop") else {}
+    make, theirs = getattr(generated, name), getattr(torch.optim, NAMES[name])
+    ours = params(SOME, "f64")
+    optimizer = make(groups(ours), **hyper)
+    after(optimizer, ours, 3)
+    second, third = [p.clone() for p in ours], [p.clone() for p in ours]
+    in_torch = theirs(groups(second), lr=0.5)
+    in_torch.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    again = make(groups(third), lr=0.5)
+    again.load_state_dict(in_torch.state_dict())
+    assert again.param_groups[1]["lr"] == 0.02
+    for each, own in ((optimizer, ours), (in_torch, second), (again, third)):
+        after(each, own, 3, 3)
+    for a, b, c in zip(ours, second, third):
+        assert torch.equal(a, c)
+        near(b, a, 6)
+
+
+def test_state_is_loaded_as_it_is_kept() -> None:
+    """Of half parameters too: float32, bit for bit."""
+    ours = params(SOME, "bf16")
+    optimizer = generated.adamw(ours)
+    after(optimizer, ours, 2)
+    other = [p.clone() for p in ours]
+    again = generated.adamw(other)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for a, b in zip(ours, other):
+        assert all(torch.equal(v, again.state[b][n]) for n, v in optimizer.state[a].items())
+        assert all(v.dtype == torch.float32 for v in again.state[b].values())
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    after(optimizer, ours, 1)
+    before = copy.deepcopy(optimizer.state_dict())
+    wrong = copy.deepcopy(before)
+    del wrong["state"][0]["exp_avg"]
+    wrong["state"][1]["exp_avg_sq"] = torch.zeros(3)
+    with pytest.raises(ValueError) as found:
+        optimizer.load_state_dict(wrong)
+    assert str(found.value) == (
+        "adamw: the state dict does not fit: parameter 0 lacks `exp_avg`; `exp_avg_sq` of parameter 1 is (3,), its parameter (2051,)"
+    )
+    with pytest.raises(
+        ValueError, match=r"adamw: the state dict has groups of \[1\] parameters, the optimizer of \[2\]"
+    ):
+        optimizer.load_state_dict({"state": {}, "param_groups": [{**before["param_groups"][0], "params": [0]}]})
+    broken = copy.deepcopy(before)
+    del broken["param_groups"][0]["betas"]
+    with pytest.raises(ValueError, match="adamw: the state dict does not fit: a group lacks `betas`"):
+        optimizer.load_state_dict(broken)
+    now = optimizer.state_dict()
+    assert all(torch.equal(v, now["state"][k][n]) for k, s in before["state"].items() for n, v in s.items())
+
+
+# ---------------------------------------------------------------------------------------------- clipping, scaling
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e4])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_clipping_is_torchs(limit: float, dtype: str) -> None:
+    ours, second = params(SIZES, dtype), params(SIZES, dtype)
+    optimizer, reference = generated.sgd(ours, lr=1.0), torch.optim.SGD(second, lr=1.0)
+    for step in range(2):
+        give(ours, step, second)
+        kept = [p.grad.clone() for p in ours]
+        norm = optimizer.clip_grad_norm(limit)
+        want = torch.nn.utils.clip_grad_norm_(second, limit)
+        assert norm.dtype == want.dtype and norm.shape == () and torch.allclose(norm, want, rtol=8 * EPS[dtype], atol=0)
+        optimizer.step()
+        reference.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(ours, kept)), "the gradients themselves stay"
+    for a, b in zip(ours, second):
+        near(a, b.double(), 2)
+
+
+def test_the_factor_is_of_one_step() -> None:
+    (param,) = params([(5,)])
+    optimizer = generated.sgd([param], lr=1.0)
+    param.grad = torch.full_like(param, 2.0)
+    optimizer.clip_grad_norm(1e-3)
+    optimizer.step()
+    before = param.clone()
+    optimizer.step()
+    assert torch.equal(before - 2.0, param)
+
+
+def test_clipping_takes_several_dtypes_and_infinities() -> None:
+    ours = [*params(SOME), *params(SOME, "bf16")]
+    optimizer = generated.sgd(ours)
+    give(ours, 0)
+    want = torch.cat([p.grad.double().flatten() for p in ours]).norm()
+    assert optimizer.clip_grad_norm(1.0).item() == pytest.approx(want.item(), rel=1e-6)
+    ours[0].grad[0] = math.inf
+    assert optimizer.clip_grad_norm(1.0).item() == math.inf
+    ours[0].grad[0] = math.nan
+    assert math.isnan(optimizer.clip_grad_norm(1.0).item())
+    with pytest.raises(ValueError, match="sgd: `max_norm` is -1.0; it is not negative"):
+        optimizer.clip_grad_norm(-1.0)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_scaled_gradients_give_the_same_step(clipped: bool) -> None:
+    ours, second = params(SOME), params(SOME)
+    optimizer, plain = generated.adamw(ours), generated.adamw(second)
+    give(ours, 0, second)
+    for param in ours:
+        param.grad *= 1024.0
+    optimizer.grad_scale = torch.full((), 1024.0, device=DEVICE)
+    if clipped:
+        assert torch.equal(optimizer.clip_grad_norm(0.5), plain.clip_grad_norm(0.5))
+    optimizer.step()
+    plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+
+
+def test_a_grad_scaler_of_torch_drives_it() -> None:
+    """A step with an infinity is left out and not counted, as in torch's own optimizer."""
+    ours, second = [p.requires_grad_() for p in params(SOME)], [p.requires_grad_() for p in params(SOME)]
+    optimizer, reference = generated.adam(ours), torch.optim.Adam(second)
+    scalers = [torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+    for step in range(5):
+        for own, each, scaler in ((ours, optimizer, scalers[0]), (second, reference, scalers[1])):
+            each.zero_grad()
+            loss = sum((p * drawn(tuple(p.shape), 10 * step + k)).sum() for k, p in enumerate(own))
+            scaler.scale(loss * (math.inf if step == 1 else 1.0)).backward()
+            scaler.step(each)
+            scaler.update()
+    assert scalers[0].get_scale() == scalers[1].get_scale()
+    for a, b in zip(ours, second):
+        near(a.detach(), b.detach().double(), 5)
+    assert {s["step"].item() for s in optimizer.state_dict()["state"].values()} == {4.0}
+
+
+@pytest.mark.parametrize("name", ["sgd", "nadam"])
+def test_what_was_not_taken_is_not_counted(name: str) -> None:
+    """Nor is the first momentum, or a number that the host keeps."""
+    hyper = {"momentum": 0.9, "dampening": 0.5} if name == "sgd" else {}
+    ours, second = params(SOME), params(SOME)
+    optimizer, plain = getattr(generated, name)(ours, **hyper), getattr(generated, name)(second, **hyper)
+    for step, found in enumerate((1.0, 0.0, 1.0, 0.0)):
+        give(ours, step, second)
+        optimizer.found_inf = torch.full((), found, device=DEVICE)
+        optimizer.step()
+        if not found:
+            plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+
+
+# ---------------------------------------------------------------------------------------------- masters and copies
+
+
+def test_gradients_and_copies_of_another_dtype() -> None:
+    """Gradients in bf16 step float32 parameters, and the copy is what they round to."""
+    ours = params(SIZES)
+    second = [p.clone() for p in ours]
+    grads = [torch.zeros_like(p, dtype=torch.bfloat16) for p in ours]
+    copies = [torch.empty_like(p, dtype=torch.bfloat16) for p in ours]
+    optimizer, plain = generated.adamw(ours, lr=0.1), generated.adamw(second, lr=0.1)
+    for param, grad, low in zip(ours, grads, copies):
+        optimizer.bind(param, grad, low)
+    for step in range(3):
+        for grad, param in zip(grads, second):
+            grad.copy_(drawn(tuple(grad.shape), 30 + step))
+            param.grad = grad.float()
+        optimizer.step()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+    assert all(torch.equal(a.bfloat16(), b) for a, b in zip(ours, copies))
+    optimizer.zero_grad()
+    assert not any(g.any() for g in grads)
+    assert optimizer.clip_grad_norm(1.0).item() == 0.0
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def refused() -> Iterator[tuple[str, Any, type[Exception], str]]:
+    one = params([(5,)])
+    yield "no such name", lambda: optim.Optimizer(op_class("lion"), one, lr=1, betas=(0.9, 0.9), weight_decay=0, maximize=False, eps=1), TypeError, (
+        "lion has no hyper-parameter `eps`; it has lr, betas, weight_decay, maximize"
+    )  # fmt: skip
+    yield "missing", lambda: optim.Optimizer(op_class("lion"), one), TypeError, "lion: `lr` is missing"
+    yield "negative", lambda: generated.lion(one, lr=-1.0), ValueError, "lion requires lr >= 0"
+    yield "in a group", lambda: generated.lion([{"params": one, "lr": -1.0}]), ValueError, "lion requires lr >= 0"
+    yield "kind", lambda: generated.lion(one, betas="x"), TypeError, "lion: `betas` is 'x'; it takes a number"
+    yield "ints", lambda: generated.lion([torch.zeros(3, dtype=torch.int64, device=DEVICE)]), TypeError, (
+        "lion: a parameter of shape (3,) is torch.int64; it takes floats of 16 to 64 bits"
+    )  # fmt: skip
+    yield "gaps", lambda: generated.lion([torch.zeros(6, device=DEVICE)[::2]]), ValueError, (
+        "lion: a parameter of shape (3,) is not dense in memory; steps take whole tensors"
+    )  # fmt: skip
+    yield "stranger", lambda: generated.lion(one).bind(torch.zeros(3)), ValueError, (
+        "lion: this tensor of shape (3,) is none of its parameters"
+    )  # fmt: skip
+    yield "shape", lambda: generated.lion(one).bind(one[0], torch.zeros(3, device=DEVICE)), ValueError, (
+        f"lion: `grad` is (3,) on {one[0].device}, its parameter (5,) on {one[0].device}"
+    )  # fmt: skip
+    yield "dtype", lambda: generated.lion(one).bind(one[0], None, torch.zeros(5, dtype=torch.int32, device=DEVICE)), TypeError, (
+        "lion: `copy` is torch.int32; it takes a float tensor"
+    )  # fmt: skip
+    yield "nesterov", lambda: generated.sgd(one, nesterov=True), ValueError, (
+        "sgd requires momentum > 0 or (1 if nesterov else 0) == 0"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), [c[1:] for c in refused()], ids=[c[0] for c in refused()])
+def test_what_is_refused_is_named(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as found:
+        call()
+    assert str(found.value) == text
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    (param,) = params([(5,)])
+    param.grad = torch.ones(5, device=DEVICE).to_sparse()
+    with pytest.raises(TypeError, match="sgd: `grad` is torch.sparse_coo torch.float32; it takes dense float tensors"):
+        generated.sgd([param]).step()
+
+
+def test_a_hyper_parameter_that_went_wrong_is_found_at_the_step() -> None:
+    (param,) = params([(5,)])
+    optimizer = generated.adamw([param])
+    param.grad = torch.ones_like(param)
+    before = param.clone()
+    optimizer.param_groups[0]["betas"] = (1.5, 0.9)
+    with pytest.raises(ValueError, match=r"adamw requires 0 <= betas\[0\] < 1"):
+        optimizer.step()
+    assert torch.equal(before, param)
