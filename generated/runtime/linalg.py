@@ -235,21 +235,22 @@ def sum_by_index(
     v, v_there = indices(low, n_values, WIDE, BLOCK_V)
     n, n_there = indices(place(tl.program_id(1), WIDE, BLOCK_N), n_columns, WIDE, BLOCK_N)
     first = tl.program_id(2) * span
-    last = tl.minimum(first + span, n_rows)
+    last = narrowed(tl.minimum(first + span, n_rows), WIDE)
     acc = tl.zeros([BLOCK_V, BLOCK_N], ACC)
-    for start in range(narrowed(first, WIDE), narrowed(last, WIDE), CHUNK):
+    for start in range(narrowed(first, WIDE), last, CHUNK):
         near, near_there = indices(start, last, WIDE, CHUNK)
         named = tl.load(idx_ptr + rows_at(near, row_sizes, idx_strides), mask=near_there, other=-1)
         own = (named >= low) & (named < low + BLOCK_V)
         if tl.max(own.to(tl.int32), axis=0) > 0:  # most chunks name no row of this program
-            for part in range(start, start + CHUNK, BLOCK_M):
+            for part in range(start, tl.minimum(start + CHUNK, last), BLOCK_M):
                 m, m_there = indices(part, last, WIDE, BLOCK_M)
                 idx = tl.load(idx_ptr + rows_at(m, row_sizes, idx_strides), mask=m_there, other=-1)
-                at = rows_at(m, row_sizes, dy_strides)[:, None] + n[None, :] * dy_strides[3]
-                dy = tl.load(dy_ptr + at, mask=m_there[:, None] & n_there[None, :], other=0.0).to(ACC)
                 hit = v[:, None] == idx[None, :]
-                # Chosen, not multiplied by 0 or 1: a NaN stays in its own row.
-                acc += tl.sum(tl.where(hit[:, :, None], dy[None, :, :], 0.0), axis=1)
+                if tl.max(tl.max(hit.to(tl.int32), axis=1), axis=0) > 0:
+                    at = rows_at(m, row_sizes, dy_strides)[:, None] + n[None, :] * dy_strides[3]
+                    dy = tl.load(dy_ptr + at, mask=m_there[:, None] & n_there[None, :], other=0.0).to(ACC)
+                    # Chosen, not multiplied by 0 or 1: a NaN stays in its own row.
+                    acc += tl.sum(tl.where(hit[:, :, None], dy[None, :, :], 0.0), axis=1)
     total = total_ptr + tl.program_id(2) * n_values * n_columns + v[:, None] * n_columns + n[None, :]
     tl.store(total, acc, mask=v_there[:, None] & n_there[None, :])
 
