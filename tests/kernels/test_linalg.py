@@ -20,7 +20,7 @@ from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Meta  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH, _close  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
-from tests.kernels.test_packed import Host, same_bits  # noqa: E402
+from tests.kernels.test_packed import Host, moved_by_name, same_bits  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FLOATS = ("f64", "f32", "bf16", "f16")
@@ -251,6 +251,13 @@ def test_launches_from_a_packed_buffer_give_the_bits_of_the_torch_path(
     assert all(same_bits(a, b) for a, b in zip(host.backward([dy], needed), theirs, strict=True))
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_no_two_addresses_are_swapped(name: str) -> None:
+    _, op, shapes = OPS[name]
+    kinds = {n: "i64" if n == "idx" else "f32" for n in shapes}
+    moved_by_name(op, {n: Meta(kinds[n], s, dense_strides(s)) for n, s in shapes.items() if s})
+
+
 def test_shapes_of_params_are_those_that_the_inputs_determine() -> None:
     op = Linear(precision="ieee")
     x, weight = Meta("f32", (2, 5), (5, 1)), Meta("f32", (3, 5), (5, 1))
@@ -258,6 +265,7 @@ def test_shapes_of_params_are_those_that_the_inputs_determine() -> None:
         "weight": None,
         "bias": 0,
     }
+    assert op.param_shapes({"x": x, "weight": weight}) == {"weight": (3, 5), "bias": (3,)}
     assert op.output_shapes({"x": x, "weight": weight, "bias": None}) == ((2, 3),)
 
 
