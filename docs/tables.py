@@ -93,6 +93,14 @@ def kernel() -> str:
     return _fenced("python", module[module.index("@triton.jit") : module.index("class ")].replace("\n\n\n", "\n\n"))
 
 
+def custom() -> str:
+    """A hand-written kernel and its op, as far as its first launch."""
+    text = (ROOT / "generated/runtime/linalg.py").read_text(encoding="utf-8")
+    kernel = text[text.index("@triton.jit\ndef rows_by_matrix(") :].partition("\n\n\n")[0]
+    head = text[text.index("class Linear(") :].partition("    def _over_rows")[0].rstrip()
+    return _fenced("python", f"{kernel}\n\n\n{head}\n")
+
+
 def _fenced(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
@@ -241,6 +249,7 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/ops.md": (ops,),
     "docs/accuracy.md": (accuracy,),
     "docs/cases.md": (cases,),
+    "docs/custom.md": (custom,),
     "docs/speed.md": (slow, layouts, speed),
     "README.md": (wrong, refused, spec, kernel, shown),
 }

@@ -26,6 +26,7 @@ PAGES = (
     "docs/speed.md",
     "docs/cases.md",
     "docs/architecture.md",
+    "docs/custom.md",
     "docs/spec.md",
 )
 

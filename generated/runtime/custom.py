@@ -180,38 +180,33 @@ class CustomOp(RuntimeOp):
             made[tensor.name] = Meta(self.output_dtype(tensor, given, compute), shape, dense_strides(shape))
         updated = self._updated(given)
         written = [n for n, m in {**given, **made}.items() if (n in made or n in updated) and _has_elements(m)]
-        launches = tuple(self.lower(given, made)) if written else ()
+        launches = self.lower(given, made) if written else ()
         metas = {n: m for n, m in {**given, **made}.items() if isinstance(m, Meta)}
-        scratch = self._checked("lower", launches, metas, {t.name for t in self.tensors} | {*made}, written)
+        own = {t.name for t in self.tensors} | {*made}
+        launches, scratch = self._checked("lower", launches, metas, own, written)
         outputs, saved = ({t.name: made[t.name] for t in ts} for ts in (self.outputs, self.saved))
         return Plan(outputs, scratch, launches, compute, (), saved, tuple(updated), {**metas, **scratch})
 
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         grads = {}
         for name in needed:
-            own = given[name]
-            assert isinstance(own, Meta)
+            own = given.get(name)
+            if not isinstance(own, Meta):
+                raise TypeError(f"{self.name}: the gradient of `{name}` is needed, which is not given")
             grads[f"d{name}"] = Meta(own.dtype, own.shape, dense_strides(own.shape))
         cotangents = {f"d{t.name}" for t in self.outputs if t.differentiable}
         known = {n: v for n, v in given.items() if n not in grads}
         written = [n for n, m in grads.items() if _has_elements(m)]
-        launches = (
-            tuple(self.lower_backward_source(known, {n: grads[n] for n in written}, multiprocessors)) if written else ()
-        )
+        asked = {n: grads[n] for n in written}
+        launches = self.lower_backward_source(known, asked, multiprocessors) if written else ()
         metas = {n: m for n, m in {**known, **grads}.items() if isinstance(m, Meta)}
         readable = {*self.residuals, *cotangents, *written}
-        scratch = self._checked("lower_backward_source", launches, metas, readable, written)
+        launches, scratch = self._checked("lower_backward_source", launches, metas, readable, written)
         return Plan(grads, scratch, launches, self.compute_dtype(given), metas={**metas, **scratch})
 
-    def _checked(
-        self,
-        method: str,
-        launches: Sequence[Launch],
-        metas: Mapping[str, Meta],
-        own: Collection[str],
-        written: Sequence[str],
-    ) -> dict[str, Meta]:
-        """The scratch of the launches, which name tensors of the op alone, and all that must be written."""
+    def _checked(self, method: str, launches: Sequence[Launch], metas: Mapping[str, Meta], own: Collection[str],
+                 written: Sequence[str]) -> tuple[tuple[Launch, ...], dict[str, Meta]]:  # fmt: skip
+        """The launches, which name tensors of the op alone and all that must be written, less what is absent; and their scratch."""
         scratch: dict[str, Meta] = {}
         for launch in launches:
             for name, meta in launch.scratch.items():
@@ -227,7 +222,9 @@ class CustomOp(RuntimeOp):
         for name in written:
             if name not in named:
                 raise TypeError(f"{self.name}: no launch of `{method}` writes `{name}`")
-        return scratch
+        there = {*metas, *scratch}
+        kept = (replace(x, pointers={p: n for p, n in x.pointers.items() if n in there}) for x in launches)
+        return tuple(kept), scratch
 
     def _tensor(self, name: str) -> Tensor:
         """The declaration of a tensor, or for `d<name>` that of the tensor whose gradient it is."""

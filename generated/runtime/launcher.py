@@ -22,13 +22,17 @@ from .views import ITEM_SIZES
 class Address:
     """A pointer as Triton takes it in a tensor's place."""
 
-    __slots__ = ("address", "dtype")
+    __slots__ = ("address", "dtype", "extent")
 
-    def __init__(self, address: int, dtype: Any) -> None:
-        self.address, self.dtype = address, dtype
+    def __init__(self, address: int, dtype: Any, extent: int) -> None:
+        self.address, self.dtype, self.extent = address, dtype, extent
 
     def data_ptr(self) -> int:
         return self.address
+
+    def ptr_range(self) -> int:
+        """Bytes that can be reached: HIP compiles for what lies within 2 GiB."""
+        return self.extent
 
 
 class BoundLaunch:
@@ -39,6 +43,11 @@ class BoundLaunch:
 
         from .binding import most_warps, torch_dtypes
 
+        for param, name in launch.pointers.items():
+            if name not in metas:  # it would be a null pointer, and what it should write be lost
+                raise TypeError(
+                    f"{launch.kernel.function.fn.__name__}: nothing is known of `{name}`, which `{param}` points to"
+                )
         self.launch, self.metas = launch, metas
         self._torch = torch
         self._device = torch.device(device)
@@ -114,17 +123,15 @@ class BoundLaunch:
         meta = self.metas.get(self.launch.pointers.get(param, ""))
         if meta is None or (address == 0 and 0 not in meta.shape):
             return None
-        if self._device.type == "cuda":
-            return Address(address, self._dtypes[meta.dtype])
-        return self._memory(address, meta)
-
-    def _memory(self, address: int, meta: Meta) -> Any:
-        """A tensor over memory of this process, as far as shape and strides reach: the interpreter takes no bare address."""
         dtype = self._dtypes[meta.dtype]
-        if 0 in meta.shape:
+        count = 0 if 0 in meta.shape else 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides))
+        extent = count * ITEM_SIZES[meta.dtype]
+        if self._device.type == "cuda":
+            return Address(address, dtype, extent)
+        if not count:
             return self._torch.empty(0, dtype=dtype)
-        count = 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides))
-        memory = (ctypes.c_byte * (count * ITEM_SIZES[meta.dtype])).from_address(address)
+        # The interpreter takes no bare address: a tensor over memory of this process, as far as shape and strides reach.
+        memory = (ctypes.c_byte * extent).from_address(address)
         return self._torch.frombuffer(memory, dtype=dtype, count=count)
 
 

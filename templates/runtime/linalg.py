@@ -102,8 +102,8 @@ def product(
 @triton.jit
 def rows_by_matrix(
     a_ptr, a_strides, b_ptr, b_strides, bias_ptr, bias_strides, c_ptr, c_strides, row_sizes, n_rows: tl.int64,
-    n_inner: tl.int64, n_columns: tl.int64, OPERAND: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    n_inner: tl.int64, n_columns: tl.int64, OPERAND: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """c[m, n] = the sum over k of a[m, k] * b[k, n], plus bias[n]."""
     row, column = grouped(tl.program_id(0), n_rows, n_columns, BLOCK_M, BLOCK_N, GROUP)
@@ -111,21 +111,9 @@ def rows_by_matrix(
     n, n_there = indices(place(column, WIDE, BLOCK_N), n_columns, WIDE, BLOCK_N)
     a_rows, b_columns = a_ptr + rows_at(m, row_sizes, a_strides), b_ptr + n * b_strides[1]
     acc = product(
-        a_rows,
-        a_strides[3],
-        b_columns,
-        b_strides[0],
-        m_there,
-        n_there,
-        n_inner,
-        OPERAND,
-        ACC,
-        PRECISION,
-        WIDE,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+        a_rows, a_strides[3], b_columns, b_strides[0], m_there, n_there, n_inner, OPERAND, ACC, PRECISION, WIDE,
+        BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + n * bias_strides[0], mask=n_there, other=0.0).to(ACC)[None, :]
     c = c_ptr + rows_at(m, row_sizes, c_strides)[:, None] + n[None, :] * c_strides[3]
@@ -176,8 +164,8 @@ def sum_over_rows(
 @triton.jit
 def batched_product(
     a_ptr, a_strides, b_ptr, b_strides, c_ptr, c_strides, n_inner_batch: tl.int64, n_rows: tl.int64,
-    n_inner: tl.int64, n_columns: tl.int64, OPERAND: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    n_inner: tl.int64, n_columns: tl.int64, OPERAND: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """c[s, m, n] = the sum over k of a[s, m, k] * b[s, k, n]; strides over two dims of the batch, then over a matrix."""
     tiles = (tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_columns, BLOCK_N)).to(tl.int32)
@@ -189,21 +177,9 @@ def batched_product(
     a_rows = a_ptr + outer * a_strides[0] + inner * a_strides[1] + m * a_strides[2]
     b_columns = b_ptr + outer * b_strides[0] + inner * b_strides[1] + n * b_strides[3]
     acc = product(
-        a_rows,
-        a_strides[3],
-        b_columns,
-        b_strides[2],
-        m_there,
-        n_there,
-        n_inner,
-        OPERAND,
-        ACC,
-        PRECISION,
-        WIDE,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+        a_rows, a_strides[3], b_columns, b_strides[2], m_there, n_there, n_inner, OPERAND, ACC, PRECISION, WIDE,
+        BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     c = c_ptr + outer * c_strides[0] + inner * c_strides[1] + m[:, None] * c_strides[2] + n[None, :] * c_strides[3]
     tl.store(c, acc, mask=m_there[:, None] & n_there[None, :])
 
@@ -235,21 +211,22 @@ def sum_by_index(
     v, v_there = indices(low, n_values, WIDE, BLOCK_V)
     n, n_there = indices(place(tl.program_id(1), WIDE, BLOCK_N), n_columns, WIDE, BLOCK_N)
     first = tl.program_id(2) * span
-    last = tl.minimum(first + span, n_rows)
+    last = narrowed(tl.minimum(first + span, n_rows), WIDE)
     acc = tl.zeros([BLOCK_V, BLOCK_N], ACC)
-    for start in range(narrowed(first, WIDE), narrowed(last, WIDE), CHUNK):
+    for start in range(narrowed(first, WIDE), last, CHUNK):
         near, near_there = indices(start, last, WIDE, CHUNK)
         named = tl.load(idx_ptr + rows_at(near, row_sizes, idx_strides), mask=near_there, other=-1)
         own = (named >= low) & (named < low + BLOCK_V)
         if tl.max(own.to(tl.int32), axis=0) > 0:  # most chunks name no row of this program
-            for part in range(start, start + CHUNK, BLOCK_M):
+            for part in range(start, tl.minimum(start + CHUNK, last), BLOCK_M):
                 m, m_there = indices(part, last, WIDE, BLOCK_M)
                 idx = tl.load(idx_ptr + rows_at(m, row_sizes, idx_strides), mask=m_there, other=-1)
-                at = rows_at(m, row_sizes, dy_strides)[:, None] + n[None, :] * dy_strides[3]
-                dy = tl.load(dy_ptr + at, mask=m_there[:, None] & n_there[None, :], other=0.0).to(ACC)
                 hit = v[:, None] == idx[None, :]
-                # Chosen, not multiplied by 0 or 1: a NaN stays in its own row.
-                acc += tl.sum(tl.where(hit[:, :, None], dy[None, :, :], 0.0), axis=1)
+                if tl.max(tl.max(hit.to(tl.int32), axis=1), axis=0) > 0:
+                    at = rows_at(m, row_sizes, dy_strides)[:, None] + n[None, :] * dy_strides[3]
+                    dy = tl.load(dy_ptr + at, mask=m_there[:, None] & n_there[None, :], other=0.0).to(ACC)
+                    # Chosen, not multiplied by 0 or 1: a NaN stays in its own row.
+                    acc += tl.sum(tl.where(hit[:, :, None], dy[None, :, :], 0.0), axis=1)
     total = total_ptr + tl.program_id(2) * n_values * n_columns + v[:, None] * n_columns + n[None, :]
     tl.store(total, acc, mask=v_there[:, None] & n_there[None, :])
 
@@ -393,15 +370,8 @@ class Linear(_Rows, _Product):
             out += self._summed(known, multiprocessors)
         return out
 
-    def _by_matrix(
-        self,
-        known: Mapping[str, Given],
-        a: str,
-        c: str,
-        strides: tuple[int, ...],
-        shape: tuple[int, ...],
-        bias: str | None,
-    ) -> Launch:
+    def _by_matrix(self, known: Mapping[str, Given], a: str, c: str, strides: tuple[int, ...], shape: tuple[int, ...],
+                   bias: str | None) -> Launch:  # fmt: skip
         """The rows of `a` times a matrix [K, N] that the weight is, as it lies or transposed."""
         row_sizes, steps, rows = self._rows(known, a, c)
         (inner, columns), dtype, own = shape, _meta(known, a).dtype, known.get("bias") if bias else None
@@ -410,8 +380,8 @@ class Linear(_Rows, _Product):
             rows_by_matrix, tile.tiles(rows, columns), a_ptr=a, a_strides=steps[a], b_ptr="weight", b_strides=(*strides, 0, 0),
             bias_ptr=bias if own is not None else None, bias_strides=(*own.strides, 0, 0, 0) if isinstance(own, Meta) else None,
             c_ptr=c, c_strides=steps[c], row_sizes=row_sizes, n_rows=rows, n_inner=inner, n_columns=columns,
-            **self._dtypes(dtype),
-            WIDE=_wide(known[a], known["weight"], known[c]), **tile.blocks, warps=tile.warps, stages=tile.stages,
+            **self._dtypes(dtype), WIDE=_wide(known[a], known["weight"], known[c]), **tile.blocks, warps=tile.warps,
+            stages=tile.stages,
         )  # fmt: skip
 
     def _over_rows(self, known: Mapping[str, Given], multiprocessors: int) -> list[Launch]:
@@ -419,18 +389,14 @@ class Linear(_Rows, _Product):
         row_sizes, steps, rows = self._rows(known, "dy", "x")
         first, second = shape = _meta(known, "weight").shape
         dtype = _meta(known, "dy").dtype
-        acc, wide, tile = (
-            _accumulated(dtype),
-            _wide(known["dy"], known["x"], known["weight"]),
-            Tile.of(first, second, rows, dtype),
-        )
+        acc, tile = _accumulated(dtype), Tile.of(first, second, rows, dtype)
+        wide = _wide(known["dy"], known["x"], known["weight"])
         tiles = tile.tiles(first, second)
         parts, span = _shares(rows, tiles, 2 * multiprocessors, tile.k, 8)
         launch = self.launch(
             product_over_rows, (tiles, parts), a_ptr="dy", a_strides=steps["dy"], b_ptr="x", b_strides=steps["x"],
             total_ptr=self._into("dweight", parts, acc, shape), row_sizes=row_sizes, n_rows=rows, n_first=first, n_second=second,
-            span=span, **self._dtypes(dtype), WIDE=wide, **tile.blocks, warps=tile.warps,
-            stages=tile.stages,
+            span=span, **self._dtypes(dtype), WIDE=wide, **tile.blocks, warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
         return self._added_up("dweight", launch, parts, first * second, acc, wide)
 

@@ -239,7 +239,10 @@ class RuntimeOp:
         return tuple(p.name for p in self.params)
 
     def param_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...] | None]:
-        """The shapes of the params, of which the inputs determine every axis; None of the others.
+        """The shapes of the params, of which what is given determines every axis; None of the others.
+
+        Args:
+            given: inputs, and params of which the shape is known: they may determine another.
 
         A pack of a param that may be broadcast has any number of axes: it is for the caller to choose.
         """
@@ -368,10 +371,11 @@ class RuntimeOp:
         return dict(zip(names, values))
 
     def _shapes(self, tensors: Sequence[Tensor], given: Mapping[str, Given]) -> dict[str, tuple[int, ...] | None]:
-        there = [t for t in self.inputs if isinstance(given.get(t.name), Meta)]
-        extents = self.extents(self.bind(there, given), there)
-        known = frozenset(n for t in there for n in layout.names(t.dims))
-        return {t.name: self._shape(t, extents, known) for t in tensors}
+        there = {t.name: m for t in self.tensors if isinstance(m := given.get(t.name), Meta)}
+        own = [t for t in self.tensors if t.name in there]
+        extents = self.extents(self.bind(own, given), own)
+        known = frozenset(n for t in own for n in layout.names(t.dims))
+        return {t.name: there[t.name].shape if t.name in there else self._shape(t, extents, known) for t in tensors}
 
     def _shape(self, tensor: Tensor, extents: Mapping[Axis, int], known: frozenset[str]) -> tuple[int, ...] | None:
         """The shape that extents give a tensor, or None where they say nothing of one of its axes."""

@@ -144,6 +144,12 @@ def test_it_has_the_whole_contract() -> None:
     }
 
 
+def test_the_gradient_of_what_is_absent_is_refused() -> None:
+    op, x = Unit(factor=2.0), Meta("f32", (5, 13), (13, 1))
+    with pytest.raises(TypeError, match="unit: the gradient of `weight` is needed, which is not given"):
+        op.plan_backward({"x": x, "y": x, "dy": x}, ("weight",), 2)
+
+
 def test_nothing_is_launched_where_nothing_has_elements() -> None:
     x, weight = tensors(0)
     y = call(Unit(factor=2.0), {"x": x, "weight": weight})

@@ -20,7 +20,7 @@ from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Meta  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH, _close  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
-from tests.kernels.test_packed import Host, same_bits  # noqa: E402
+from tests.kernels.test_packed import Host, moved_by_name, same_bits  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FLOATS = ("f64", "f32", "bf16", "f16")
@@ -102,7 +102,7 @@ def test_linear_gives_the_gradients_that_are_needed(needed: tuple[int, ...]) -> 
 def test_few_large_sums_are_shared_and_added_up() -> None:
     """dweight and dbias over many rows: several programs have a part of each, and a second kernel adds them up."""
     op = Linear(precision="ieee")
-    metas = {n: Meta("f64", s, dense_strides(s)) for n, s in (("x", (1100, 5)), ("weight", (3, 5)), ("bias", (3,)))}
+    metas = {n: Meta("f64", s, dense_strides(s)) for n, s in (("x", (300, 5)), ("weight", (3, 5)), ("bias", (3,)))}
     plan = op.plan_backward(op.backward_given(metas), ("weight", "bias"), 4)
     assert [launch.kernel.function.fn.__name__ for launch in plan.launches] == [
         "product_over_rows", "sum_partials", "sum_over_rows", "sum_partials",
@@ -223,7 +223,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 
 OPS: dict[str, tuple[Callable[..., Any], RuntimeOp, dict[str, tuple[int, ...]]]] = {
     "linear": (linear, Linear(precision="ieee"), {"x": (2, 5, 7), "weight": (3, 7), "bias": (3,)}),
-    "linear without bias": (linear, Linear(precision="ieee"), {"x": (1100, 7), "weight": (3, 7), "bias": ()}),
+    "linear without bias": (linear, Linear(precision="ieee"), {"x": (600, 7), "weight": (3, 7), "bias": ()}),
     "batched_matmul": (batched_matmul, BatchedMatmul(precision="ieee"), {"a": (2, 5, 7), "b": (2, 7, 3)}),
     "embedding": (embedding, Embedding(), {"idx": (4, 300), "weight": (9, 5)}),
 }
@@ -251,6 +251,13 @@ def test_launches_from_a_packed_buffer_give_the_bits_of_the_torch_path(
     assert all(same_bits(a, b) for a, b in zip(host.backward([dy], needed), theirs, strict=True))
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_no_two_addresses_are_swapped(name: str) -> None:
+    _, op, shapes = OPS[name]
+    kinds = {n: "i64" if n == "idx" else "f32" for n in shapes}
+    moved_by_name(op, {n: Meta(kinds[n], s, dense_strides(s)) for n, s in shapes.items() if s})
+
+
 def test_shapes_of_params_are_those_that_the_inputs_determine() -> None:
     op = Linear(precision="ieee")
     x, weight = Meta("f32", (2, 5), (5, 1)), Meta("f32", (3, 5), (5, 1))
@@ -258,6 +265,7 @@ def test_shapes_of_params_are_those_that_the_inputs_determine() -> None:
         "weight": None,
         "bias": 0,
     }
+    assert op.param_shapes({"x": x, "weight": weight}) == {"weight": (3, 5), "bias": (3,)}
     assert op.output_shapes({"x": x, "weight": weight, "bias": None}) == ((2, 3),)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import struct
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import generated  # noqa: E402
-from generated.runtime.abi import PackedC, Recorder  # noqa: E402
-from generated.runtime.launcher import bind  # noqa: E402
+from generated.runtime.abi import KernelAbi, PackedC, Param, Recorder  # noqa: E402
+from generated.runtime.launcher import Address, bind  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Meta, Plan  # noqa: E402
+from generated.runtime.plan import Kernel, Launch, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH, Case  # noqa: E402
 from generated.runtime.views import TensorView  # noqa: E402
 
@@ -157,10 +159,17 @@ def test_no_two_addresses_are_swapped(name: str) -> None:
     """Packed at two sets of made-up addresses: each pointer follows its own tensor, and nothing else moves."""
     one = Case(getattr(generated, name), op_class(name), domains={})
     op = one.op(**attrs_of(name, one))
-    given = {n: Host.meta(v) for n, v in one.inputs("matrix", "f32" if "f32" in one.dtypes else one.usual).items()}
+    moved_by_name(
+        op, {n: Host.meta(v) for n, v in one.inputs("matrix", "f32" if "f32" in one.dtypes else one.usual).items()}
+    )
+
+
+def moved_by_name(op: RuntimeOp, given: Mapping[str, Any]) -> None:
+    """Every pointer of every launch, of both directions, has the address of its own tensor."""
     plans = [op.plan_forward(given)]
-    if op.has_backward:
-        plans.append(op.plan_backward(op.backward_given(given), launched_by_name(op, op.gradients), PROCESSORS))
+    needed = [n for n in op.gradients if given.get(n) is not None]
+    if needed:
+        plans.append(op.plan_backward(op.backward_given(given), launched_by_name(op, needed), PROCESSORS))
     for plan in plans:
         for launch in plan.launches:
             visits = []
@@ -174,6 +183,13 @@ def test_no_two_addresses_are_swapped(name: str) -> None:
             pointers = [p for p in launch.kernel.abi.params if p.role == "ptr" and p.name in launch.pointers]
             moved = [a[1] for a, b in zip(*visits, strict=True) if a != b]
             assert moved == [p.name for p in pointers]
+
+
+def test_a_launch_of_whose_tensors_nothing_is_known_is_refused() -> None:
+    op = op_class("add")(alpha=1.0)
+    plan = op.plan_forward({"x": Meta("f32", (4,), (1,)), "other": 1.0})
+    with pytest.raises(TypeError, match="add_forward: nothing is known of `y`, which `y_ptr` points to"):
+        bind(plan.launches[0], {"x": plan.metas["x"]}, "cpu")
 
 
 def test_a_buffer_of_another_length_is_refused() -> None:
@@ -206,6 +222,56 @@ def test_a_bound_launch_follows_the_buffer() -> None:
     assert [y.tolist() for y in results] == [[3, 4, 5, 6], [2, 3, 4, 5], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i32", "i64", "bool"])
+def test_an_address_is_compiled_for_as_a_tensor_is(dtype: str) -> None:
+    """On a GPU an address stands for a tensor: Triton must see the same type, and the same alignment."""
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import native_specialize_impl
+
+    tensor = torch.empty(32, dtype=TORCH[dtype])
+    for view in (tensor, tensor[1:]):
+        stands = Address(view.data_ptr(), view.dtype, view.numel() * view.element_size())
+        own, other = (native_specialize_impl(CUDABackend, v, False, True, True) for v in (stands, view))
+        assert own == other and own[0].startswith("*")
+
+
+class Compiler:
+    """What Triton is on a GPU: a function that compiles when it is launched, and gives what it compiled."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, list[Any]]] = []
+        self.fn = SimpleNamespace(__name__="copy")
+
+    def __getitem__(self, grid: Any) -> Any:
+        def start(*arguments: Any, **options: Any) -> Any:
+            self.launched.append(("compiled", [getattr(a, "address", a) for a in arguments]))
+            again = lambda *a: self.launched.append(("again", [getattr(v, "address", v) for v in a]))  # noqa: E731
+            return {grid: again}
+
+        return start
+
+
+def test_what_is_compiled_is_launched_again_where_arguments_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiler = Compiler()
+    abi = KernelAbi((Param("x_ptr", "ptr"), Param("n", "i64"), Param("eps", "f64"), Param("BLOCK", "constexpr")))
+    launch = Launch(Kernel(compiler, abi), (1, 1, 1), {"x_ptr": "x"}, {"n": 4, "eps": 0.5, "BLOCK": 16})
+    run = bind(launch, {"x": Meta("f32", (4,), (1,))}, "cuda:0")
+    calls = [(4096, 4, 0.5), (4096, 4, 0.5), (8192, 4, 0.25), (8196, 4, 0.5), (8192, 5, 0.5), (0, 4, 0.5), (16, 4, 1.0)]
+    for address, n, eps in calls:
+        run(struct.pack(abi.format, address, n, eps))
+    assert [how for how, _ in compiler.launched] == [
+        "compiled",
+        "again",
+        "again",
+        "compiled",
+        "compiled",
+        "compiled",
+        "again",
+    ]
+    assert [values for _, values in compiler.launched] == [[a or None, n, eps, 16] for a, n, eps in calls]
+
+
 SHAPES = [
     ("layer_norm", {"normalized_shape": (3, 5), "eps": 1e-5}, {"x": (2, 3, 5)}, {"weight": (3, 5), "bias": (3, 5)}),
     ("group_norm", {"num_groups": 2, "eps": 1e-5}, {"x": (2, 6, 5)}, {"weight": (6,), "bias": (6,)}),
@@ -214,10 +280,11 @@ SHAPES = [
     ("bias_gelu", {"approximate": "none"}, {"x": (2, 6, 5)}, {"bias": None}),
     ("dyt", {}, {"x": (2, 6)}, {"alpha": (), "weight": (6,), "bias": (6,)}),
     ("rms_norm", {"eps": 1e-6, "offset": 0}, {"x": (0, 6)}, {"weight": (6,)}),
+    ("prelu", {}, {"x": (2, 6, 5), "weight": (1,)}, {"weight": (1,)}),
 ]
 
 
-@pytest.mark.parametrize(("name", "attrs", "shapes", "expected"), SHAPES, ids=[s[0] for s in SHAPES])
+@pytest.mark.parametrize(("name", "attrs", "shapes", "expected"), SHAPES, ids=str)
 def test_shapes_of_params_follow_from_the_inputs(
     name: str, attrs: dict[str, Any], shapes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
