@@ -141,8 +141,10 @@ def measure(name: str, args: argparse.Namespace, clock: DeviceClock, bandwidth: 
             def call(k: int, step: Callable[[], Any] = step) -> None:
                 step()
 
-            whole = optimizer.step  # on the host a step is more than its launch
-            seconds, host = clock.device(call), clock.host(lambda k, whole=whole: whole(), 20)
+            def whole(k: int, step: Callable[[], Any] = optimizer.step) -> None:
+                step()
+
+            seconds, host = clock.device(call), clock.host(whole, 20)  # on the host a step is more than its launch
             share = moved(optimizer, grad) / seconds / bandwidth
             yield {
                 "op": name, "grad": grad, "param": param, "peer": peer, "seconds": seconds, "host_seconds": host,

@@ -47,9 +47,9 @@ def explain(op: OpSpec, report: Report) -> str:
         return ""
     parts = [_head(op), _variants(verdict)]
     variant, graph = verdict.graphs[0]
-    parts.append(
-        _section(f"Forward ({variant})" if variant.values else "Forward", pretty(graph.bindings, graph.outputs))
-    )
+    if graph.outputs:
+        title = f"Forward ({variant})" if variant.values else "Forward"
+        parts.append(_section(title, pretty(graph.bindings, graph.outputs)))
     if graph.updates:
         parts.append(_section("Update", pretty(graph.update_let, graph.updates, graph.bindings)))
     if graph.gradients:

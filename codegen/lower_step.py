@@ -46,6 +46,10 @@ def lowered_step(owner: Lowering, stage: Stage) -> StageText:
     return _Step(owner, stage).text()
 
 
+_POINTERS = ("row_ptr", "numbers_ptr", "scale_ptr", "copy_ptr")
+"""The kernel's own."""
+
+
 def _constants(*names: str) -> tuple[str, ...]:
     return tuple(f"{n}: tl.constexpr" for n in names)
 
@@ -58,6 +62,7 @@ class _Step:
         entries = update.entries if update is not None else ()
         self.sources = {e.name: e.expr.id if isinstance(e.expr, Name) else "" for e in entries}
         """The statement that each tensor takes its value of, where that is all of its formula."""
+        self.pointers = {n: unlike(f"{n}_ptr", _POINTERS) for n in self.tensors}
         self.trained = steps.trained(owner.op).name
         self._name_numbers()
 
@@ -112,22 +117,22 @@ class _Step:
         word = 1 + self.tensors.index(name)
         yield Item(
             ("load", f"{name}_ptr"),
-            (f"{name}_ptr = steps.address(row_ptr, {word}, start, DTYPES, ALIGNED)",),
+            (f"{self.pointers[name]} = steps.address(row_ptr, {word}, start, DTYPES, ALIGNED)",),
         )
         if read:
-            value = loaded(f"{name}_ptr + i", "float", "float")
+            value = loaded(f"{self.pointers[name]} + i", "float", "float")
             value = f"steps.scaled({value}, scale_ptr)" if name in {t.name for t in self.owner.op.inputs} else value
             yield Item(("load", name), (f"{self.owner.names[name]} = {value}",))
 
     def _store(self, name: str, value: str) -> Iterable[Item]:
         """What is trained is stored twice where there is a copy of it to compute with."""
         if name != self.trained:
-            yield Item(("store", name), (f"tl.store({name}_ptr + i, {value}, mask=mask)",))
+            yield Item(("store", name), (f"tl.store({self.pointers[name]} + i, {value}, mask=mask)",))
             return
         new = unlike(f"new_{name}", self.owner.names.values())
         lines = (
             f"{new} = {value}",
-            f"tl.store({name}_ptr + i, {new}, mask=mask)",
+            f"tl.store({self.pointers[name]} + i, {new}, mask=mask)",
             "if DTYPES[0] is not None:",
             "    copy_ptr = steps.address(row_ptr, 0, start, DTYPES, ALIGNED)",
             f"    tl.store(copy_ptr + i, {new}, mask=mask)",

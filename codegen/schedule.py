@@ -133,13 +133,13 @@ def _differentiable(op: OpSpec) -> tuple[str, ...]:
 
 def _plan(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     """Elementwise if every value has the axes of one element, else stages of rows; each direction by itself."""
+    if op.schedule == "step":
+        raise NoStage("`step` was asked for, and it has no state")
     fault = _elementwise_fault(op, graphs, ("forward", "backward"))
     if fault is None and op.schedule != "row":
         return _pointwise(op, graphs)
     if op.schedule == "pointwise":
         raise NoStage(f"`pointwise` was asked for, and {fault}")
-    if op.schedule == "step":
-        raise NoStage("`step` was asked for, and it has no state")
     return _staged(op, graphs)
 
 

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from codegen.ir import Graph, Node, walk
 from codegen.primitives import TABLE
-from codegen.spec import FLOATS, PACK, Axes, OpSpec, TensorDecl
+from codegen.spec import COUNTER, FLOATS, FRESH, PACK, Axes, OpSpec, TensorDecl
 from codegen.stages import NoStage, Part, Stage, Store
 from codegen.variants import Variant
 
+_TAKEN = ("copy", COUNTER, FRESH)
+"""What goes with every parameter, by name."""
 _FREE = ("const", "read", "attr", "cast", "expand", "replace", "stop_gradient")
 
 
@@ -77,6 +79,8 @@ def _check_tensor(decl: TensorDecl) -> None:
         raise NoStage(f"`{decl.name}` has other axes than `[...]`: the tensors of a step have one shape")
     if decl.dtype not in ("float", "compute", *FLOATS):
         raise NoStage(f"`{decl.name}` is {decl.dtype}: the tensors of a step are floats")
+    if decl.name in _TAKEN:
+        raise NoStage(f"`{decl.name}` is a name that optimizers use themselves")
     if decl.optional or decl.scalar:
         raise NoStage(
             f"`{decl.name}` may be {'absent' if decl.optional else 'a number'}: the tensors of a step are there"

@@ -77,17 +77,17 @@ def adam_step(
     work_ptr, table_ptr, numbers_ptr, scale_ptr, found_inf_ptr, amsgrad: tl.constexpr, maximize: tl.constexpr,
     decoupled_weight_decay: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         adam_update(
             row_ptr, numbers_ptr, scale_ptr, start, i, None, amsgrad, maximize, decoupled_weight_decay, DTYPES, COMPUTE,
             True,
         )  # fmt: skip
     else:
         adam_update(
-            row_ptr, numbers_ptr, scale_ptr, start, i, i < count, amsgrad, maximize, decoupled_weight_decay, DTYPES,
-            COMPUTE, False,
+            row_ptr, numbers_ptr, scale_ptr, start, i, i < n, amsgrad, maximize, decoupled_weight_decay, DTYPES, COMPUTE,
+            False,
         )  # fmt: skip
 
 

@@ -70,12 +70,12 @@ def adamw_step(
     work_ptr, table_ptr, numbers_ptr, scale_ptr, found_inf_ptr, amsgrad: tl.constexpr, maximize: tl.constexpr,
     DTYPES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         adamw_update(row_ptr, numbers_ptr, scale_ptr, start, i, None, amsgrad, maximize, DTYPES, COMPUTE, True)
     else:
-        adamw_update(row_ptr, numbers_ptr, scale_ptr, start, i, i < count, amsgrad, maximize, DTYPES, COMPUTE, False)
+        adamw_update(row_ptr, numbers_ptr, scale_ptr, start, i, i < n, amsgrad, maximize, DTYPES, COMPUTE, False)
 
 
 class Adamw(StepOp):

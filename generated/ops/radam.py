@@ -70,16 +70,16 @@ def radam_step(
     work_ptr, table_ptr, numbers_ptr, scale_ptr, found_inf_ptr, maximize: tl.constexpr,
     decoupled_weight_decay: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 5, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 5, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         radam_update(
             row_ptr, numbers_ptr, scale_ptr, start, i, None, maximize, decoupled_weight_decay, DTYPES, COMPUTE, True
         )
     else:
         radam_update(
-            row_ptr, numbers_ptr, scale_ptr, start, i, i < count, maximize, decoupled_weight_decay, DTYPES, COMPUTE, False,
-        )  # fmt: skip
+            row_ptr, numbers_ptr, scale_ptr, start, i, i < n, maximize, decoupled_weight_decay, DTYPES, COMPUTE, False
+        )
 
 
 class Radam(StepOp):

@@ -77,16 +77,15 @@ def rmsprop_step(
     centered: tl.constexpr, maximize: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 6, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         rmsprop_update(
             row_ptr, numbers_ptr, scale_ptr, start, i, None, MOMENTUM_IS_NOT_0, centered, maximize, DTYPES, COMPUTE, True,
         )  # fmt: skip
     else:
         rmsprop_update(
-            row_ptr, numbers_ptr, scale_ptr, start, i, i < count, MOMENTUM_IS_NOT_0, centered, maximize, DTYPES, COMPUTE,
-            False,
+            row_ptr, numbers_ptr, scale_ptr, start, i, i < n, MOMENTUM_IS_NOT_0, centered, maximize, DTYPES, COMPUTE, False,
         )  # fmt: skip
 
 

@@ -59,12 +59,12 @@ def rprop_step(
     work_ptr, table_ptr, numbers_ptr, scale_ptr, found_inf_ptr, maximize: tl.constexpr, DTYPES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 5, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 5, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         rprop_update(row_ptr, numbers_ptr, scale_ptr, start, i, None, maximize, DTYPES, COMPUTE, True)
     else:
-        rprop_update(row_ptr, numbers_ptr, scale_ptr, start, i, i < count, maximize, DTYPES, COMPUTE, False)
+        rprop_update(row_ptr, numbers_ptr, scale_ptr, start, i, i < n, maximize, DTYPES, COMPUTE, False)
 
 
 class Rprop(StepOp):

@@ -64,16 +64,15 @@ def sgd_step(
     maximize: tl.constexpr, nesterov: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row_ptr, start, count, whole = steps.tile(work_ptr, table_ptr, found_inf_ptr, 4, BLOCK)
+    row_ptr, start, n = steps.tile(work_ptr, table_ptr, found_inf_ptr, 4, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:  # in vectors: aligned, and no lane masked
+    if steps.whole(row_ptr, n, BLOCK):
         sgd_update(
             row_ptr, numbers_ptr, scale_ptr, start, i, None, MOMENTUM_IS_NOT_0, maximize, nesterov, DTYPES, COMPUTE, True,
         )  # fmt: skip
     else:
         sgd_update(
-            row_ptr, numbers_ptr, scale_ptr, start, i, i < count, MOMENTUM_IS_NOT_0, maximize, nesterov, DTYPES, COMPUTE,
-            False,
+            row_ptr, numbers_ptr, scale_ptr, start, i, i < n, MOMENTUM_IS_NOT_0, maximize, nesterov, DTYPES, COMPUTE, False,
         )  # fmt: skip
 
 

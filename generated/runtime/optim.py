@@ -92,8 +92,8 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    grad_scale: torch.Tensor | None = None
-    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
 
     def __init__(self, op: type[StepOp], params: Params, **hyper: Any) -> None:
         self.op = op
@@ -206,21 +206,24 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def launch(self) -> None:
         """What the device does of a step, as it was prepared: one launch a combination of dtypes, choices and device."""
-        scale = self._factor
-        if self.grad_scale is not None and scale is None:
-            scale = self.grad_scale.to(torch.float32).reciprocal()
+        scale, found_inf = self._factor, self._scaler("found_inf")
+        if scale is None and (own := self._scaler("grad_scale")) is not None:
+            scale = own.to(torch.float32).reciprocal()
         for batch in self._batches.values():
             tensors = {"work": batch.work, "table": batch.table, "numbers": batch.numbers}
             tensors |= {
-                n: v.to(batch.work.device)
-                for n, v in (("scale", scale), ("found_inf", self.found_inf))
-                if v is not None
+                n: v.to(batch.work.device) for n, v in (("scale", scale), ("found_inf", found_inf)) if v is not None
             }
             _run([batch.launch], tensors, batch.work.device)
             torch.autograd.graph.increment_version(batch.params)
         self._factor = None
-        if self.found_inf is not None:
-            self._flag = _fetched(self.found_inf)
+        if found_inf is not None:
+            self._flag = _fetched(found_inf)
+
+    def _scaler(self, name: str) -> torch.Tensor | None:
+        """What a GradScaler has set: it sets both before a step and deletes them after it."""
+        value = getattr(self, name, None)
+        return value if isinstance(value, torch.Tensor) else None
 
     def _settle(self) -> None:
         """Takes back what was counted of a step that was not taken. It waits for that step alone: what followed is queued."""
@@ -356,7 +359,8 @@ class Optimizer(torch.optim.Optimizer):
         norm = torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
         self._factor = torch.empty((), dtype=norm.dtype, device=device)
         tensors = {"limit": self._limit[1], "norm": norm, "factor": self._factor}
-        tensors |= {} if self.grad_scale is None else {"unscale": self.grad_scale.to(device)}
+        scale = self._scaler("grad_scale")
+        tensors |= {} if scale is None else {"unscale": scale.to(device)}
         tensors |= {"part0": parts}
         for k, (batch, begin) in enumerate(zip(batches, itertools.accumulate([0, *counts]))):
             tensors |= {f"work{k}": batch.work, f"table{k}": batch.table, f"part{k}": parts[begin:]}
@@ -378,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
     def _packed(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         own = self._own[param]
         counted = {COUNTER: torch.tensor(float(own.step))} if COUNTER in self.op.kinds else {}
-        return {**counted, **state, **{n: torch.tensor(v) for n, v in own.numbers.items()}}
+        return {**counted, **state, **{n: torch.tensor(v, dtype=torch.float64) for n, v in own.numbers.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes groups and state from a state dict of this optimizer or of torch's own of the same kind.

@@ -19,7 +19,7 @@ OWN = tl.constexpr(4)
 
 @triton.jit
 def tile(work_ptr, table_ptr, found_inf_ptr, ADDRESSES: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's row of the table, the first element of its tile, how many it has, and whether the tile is whole and aligned.
+    """This program's row of the table, the first element of its tile, and how many it has.
 
     Where an infinity was found no tile has any element.
     """
@@ -29,7 +29,13 @@ def tile(work_ptr, table_ptr, found_inf_ptr, ADDRESSES: tl.constexpr, BLOCK: tl.
     count = tl.minimum(tl.load(row_ptr) - start, BLOCK)
     if found_inf_ptr is not None:
         count = tl.where(tl.load(found_inf_ptr) != 0, 0, count)
-    return row_ptr, start, count, (count == BLOCK) & (tl.load(row_ptr + 2) != 0)
+    return row_ptr, start, count
+
+
+@triton.jit
+def whole(row_ptr, n, BLOCK: tl.constexpr):
+    """Whether a tile of n elements is one of vectors: aligned, and no lane masked."""
+    return (n == BLOCK) & (tl.load(row_ptr + 2) != 0)
 
 
 @triton.jit
@@ -87,12 +93,12 @@ def square_sums(
     BLOCK: tl.constexpr,
 ):
     """part[p] = the sum of the squares of tile p of the tensors whose addresses are the `k`-th of their rows."""
-    row_ptr, start, count, whole = tile(work_ptr, table_ptr, None, ADDRESSES, BLOCK)
+    row_ptr, start, n = tile(work_ptr, table_ptr, None, ADDRESSES, BLOCK)
     i = tl.arange(0, BLOCK)
-    if whole:
+    if whole(row_ptr, n, BLOCK):
         total = square_sum(row_ptr, k, start, i, None, DTYPES, COMPUTE, True)
     else:
-        total = square_sum(row_ptr, k, start, i, i < count, DTYPES, COMPUTE, False)
+        total = square_sum(row_ptr, k, start, i, i < n, DTYPES, COMPUTE, False)
     tl.store(part_ptr + tl.program_id(0), total)
 
 

@@ -21,9 +21,15 @@ import generated  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Launch, Meta, Tensor  # noqa: E402
+from generated.runtime.stepwise import BLOCK, StepOp, norm_launches  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
 TYPES = {"bf16": "*bf16", "f32": "*fp32", "f64": "*fp64", "bool": "*i1", "i32": "*i32", "i64": "*i64"}
+TABLES = {
+    "work": "i32", "table": "i64", "numbers": "f64", "scale": "f32", "found_inf": "f32", "part": "f64", "limit": "f64", "unscale": "f32",
+    "norm": "f32", "factor": "f32",
+}  # fmt: skip
+"""What the launches of steps take, with their dtypes."""
 
 
 def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
@@ -88,6 +94,40 @@ def launches(op: RuntimeOp, dtype: str) -> list[tuple[str, Launch, dict[str, Met
     return out
 
 
+def step_launches(op: StepOp, dtype: str) -> list[Launch]:
+    """The step of gradients in `dtype` and float32 parameters, with a copy where that is half; and the norm of the gradients."""
+    dtypes = {t.name: "f32" for t in op.stored() if op.there(t)} | {op.inputs[0].name: dtype}
+    dtypes |= {"copy": dtype} if dtype != "f32" else {}
+    return [op.step_launch(64, dtypes), *norm_launches(type(op), [64], [dtypes])]
+
+
+def whole_loads(op: StepOp, launch: Launch, dtype: str) -> int:
+    """How many vectors a thread loads of a whole tile: 128 bits each."""
+    tensors = [dtype, *("f32" for t in op.stored()[1:] if op.there(t))]
+    tensors = tensors if launch.kernel is op.kernel else tensors[:1]
+    bits = {"bf16": 16, "f32": 32, "f64": 64}
+    return sum(BLOCK * bits[d] // (128 * 32 * launch.warps) for d in tensors)
+
+
+def report_step(name: str, op: StepOp, dtype: str, target: GPUTarget) -> None:
+    """A row a kernel. A tile that is cut is loaded by elements: what counts is that a whole one is in vectors of 128 bits."""
+    for launch in step_launches(op, dtype):
+        metas = {n: Meta(TABLES[n.rstrip("0")], (64,), (1,)) for n in launch.pointers.values()}
+        types, constants, hints = signature(launch, metas)
+        source = ASTSource(launch.kernel.function, types, constants, hints)
+        built = triton.compile(source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True})
+        wide = len(re.findall(r"ld\.global\S*\.v4\.b32", str(built.asm.get("ptx", ""))))
+        needed = whole_loads(op, launch, dtype) if "BLOCK" in launch.values and "work" in str(launch.pointers) else 0
+        row = {
+            "op": name,
+            "kernel": launch.kernel.function.fn.__name__,
+            "layout": "step",
+            "loads": wide,
+            "narrow": max(0, needed - wide),
+        }
+        print(json.dumps(row), flush=True)
+
+
 def loads(ptx: str) -> tuple[int, int]:
     """Loads from global memory, into registers or ahead into shared memory, and those of less than two words."""
     found = []
@@ -138,6 +178,16 @@ def main() -> None:
         own = {public: n for n, public in cls.named.items()}
         parameters = inspect.signature(function).parameters
         given = {own.get(n, n): p.default for n, p in parameters.items() if n not in arguments}
+        if issubclass(cls, StepOp):
+            attrs = {n: given.get(n, 1) for n in cls.kinds}
+            report_step(name, cls(**attrs), dtype, target)
+            report_step(
+                name,
+                cls(**{n: True if kind == "bool" else v for (n, v), kind in zip(attrs.items(), cls.kinds.values())}),
+                dtype,
+                target,
+            )
+            continue
         choices = [given] + [
             {**given, n: v}
             for n, values in cls.kinds.items()

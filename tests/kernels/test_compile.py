@@ -33,6 +33,8 @@ def test_every_kernel_compiles_for_sm_90_with_wide_loads(dtype: str) -> None:
     for row in rows:
         if row["layout"] == "dense" and row["loads"]:
             assert row["narrow"] == 0, f"{row['kernel']} loads less than 128 bits at a time"
+        if row["layout"] == "step":
+            assert row["narrow"] == 0, f"{row['kernel']} loads whole tiles less than 128 bits at a time"
         if row["layout"] == "rows":
             assert row["narrow"] == 0, f"{row['kernel']} loads elements of rows one at a time"
 

@@ -75,7 +75,7 @@ def give(tensors: list[Any], step: int, *others: list[Any]) -> None:
     for k, tensor in enumerate(tensors):
         grad = drawn(tuple(tensor.shape), 1000 * step + k)
         for own in (tensors, *others):
-            own[k].grad = grad.to(own[k].dtype)
+            own[k].grad = grad.to(own[k].dtype, copy=True)
 
 
 def groups(tensors: list[Any]) -> list[dict[str, Any]]:
@@ -345,7 +345,7 @@ def test_state_dicts_go_both_ways(name: str) -> None:
         after(each, own, 3, 3)
     for a, b, c in zip(ours, second, third):
         assert torch.equal(a, c)
-        near(b, a, 6)
+        near(b.float(), a, 6)  # torch rounds some numbers to float32
 
 
 def test_state_is_loaded_as_it_is_kept() -> None:
@@ -484,11 +484,11 @@ def test_what_was_not_taken_is_not_counted(name: str) -> None:
 
 
 def test_gradients_and_copies_of_another_dtype() -> None:
-    """Gradients in bf16 step float32 parameters, and the copy is what they round to."""
+    """Gradients in half precision step float32 parameters, and the copy is what they round to."""
     ours = params(SIZES)
     second = [p.clone() for p in ours]
-    grads = [torch.zeros_like(p, dtype=torch.bfloat16) for p in ours]
-    copies = [torch.empty_like(p, dtype=torch.bfloat16) for p in ours]
+    grads = [torch.zeros_like(p, dtype=torch.float16) for p in ours]
+    copies = [torch.empty_like(p, dtype=torch.float16) for p in ours]
     optimizer, plain = generated.adamw(ours, lr=0.1), generated.adamw(second, lr=0.1)
     for param, grad, low in zip(ours, grads, copies):
         optimizer.bind(param, grad, low)
@@ -499,7 +499,7 @@ def test_gradients_and_copies_of_another_dtype() -> None:
         optimizer.step()
         plain.step()
     assert all(torch.equal(a, b) for a, b in zip(ours, second))
-    assert all(torch.equal(a.bfloat16(), b) for a, b in zip(ours, copies))
+    assert all(torch.equal(a.half(), b) for a, b in zip(ours, copies))
     optimizer.zero_grad()
     assert not any(g.any() for g in grads)
     assert optimizer.clip_grad_norm(1.0).item() == 0.0
@@ -516,7 +516,9 @@ def refused() -> Iterator[tuple[str, Any, type[Exception], str]]:
     yield "missing", lambda: optim.Optimizer(op_class("lion"), one), TypeError, "lion: `lr` is missing"
     yield "negative", lambda: generated.lion(one, lr=-1.0), ValueError, "lion requires lr >= 0"
     yield "in a group", lambda: generated.lion([{"params": one, "lr": -1.0}]), ValueError, "lion requires lr >= 0"
-    yield "kind", lambda: generated.lion(one, betas="x"), TypeError, "lion: `betas` is 'x'; it takes a number"
+    yield "kind", lambda: generated.lion(
+        one, betas=("x", 0.9)
+    ), TypeError, "lion: `betas` is ('x', 0.9); it takes a number"
     yield "ints", lambda: generated.lion([torch.zeros(3, dtype=torch.int64, device=DEVICE)]), TypeError, (
         "lion: a parameter of shape (3,) is torch.int64; it takes floats of 16 to 64 bits"
     )  # fmt: skip
