@@ -511,10 +511,14 @@ class _OpReader:
                 changes[key] = self._flag(fields.get(key))
         if fields.get("broadcast") is not None:
             changes["broadcast"] = bool(changes["broadcast"]) or decl.broadcast
-        for key, attribute in (("dtype", "dtype"), ("indexes", "indexes"), ("or", "or_attr"), ("arg", "arg")):
+        for key, attribute in (("dtype", "dtype"), ("indexes", "indexes"), ("arg", "arg")):
             value = self._scalar(fields.get(key), f"`{key}`")
             if value is not None:
                 changes[attribute] = value.text
+        other = self._scalar(fields.get("or"), "`or`")
+        if other is not None:
+            whole = re.fullmatch(r"[-+]?\d{1,18}", other.text)
+            changes["or_else"] = int(other.text) if whole else other.text
         for key in ("default", "init"):
             if fields.get(key) is not None:
                 changes[key] = self._number(fields.get(key), f"`{key}`")
@@ -1075,7 +1079,7 @@ class _OpReader:
         read = {e.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Name)}
         read |= {e.name.id for expr in exprs for e in subexpressions(expr) if isinstance(e, Item | IsNone)}
         for attr in op.attrs:
-            structural = attr.size or attr.axis or attr.keeps or any(t.or_attr == attr.name for t in op.arguments)
+            structural = attr.size or attr.axis or attr.keeps or any(t.or_else == attr.name for t in op.arguments)
             if attr.name not in read and not structural:
                 self.fault(attr.span, "unused-name", f"nothing reads the attr `{attr.name}`", "use it, or delete it")
             default = attr.default
@@ -1141,12 +1145,12 @@ class _OpReader:
     def _indexed(self, op: OpSpec) -> None:
         attrs = {a.name for a in op.attrs}
         for tensor in op.arguments:
-            if tensor.or_attr is not None and tensor.or_attr not in attrs:
+            if isinstance(tensor.or_else, str) and tensor.or_else not in attrs:
                 self.fault(
                     tensor.span,
                     "unknown-name",
-                    f"`or: {tensor.or_attr}` is not an attr",
-                    nearest(tensor.or_attr, attrs),
+                    f"`or: {tensor.or_else}` is not an attr",
+                    nearest(tensor.or_else, attrs),
                 )
             if tensor.indexes is not None and (tensor.indexes not in self.axes or tensor.dtype not in ("int", *INTS)):
                 text = (

@@ -208,7 +208,8 @@ class TensorDecl:
     optional: bool = False
     default: Number | None = None
     indexes: str | None = None
-    or_attr: str | None = None
+    or_else: str | int | None = None
+    """An attr, or a number, whose value an index may have instead of a place."""
     init: Number | None = None
     when: Expr | None = None
     arg: str = ""

@@ -208,22 +208,34 @@ def replaced(graph: Graph, known: Mapping[int, Node], tensors: Iterable[Tensor])
 def places(roots: Iterable[Node], lift: Mapping[frozenset[str], int] | None = None) -> dict[int, _Place]:
     """The place of every node below the roots, by serial. `lift` has the least level of reductions over a set of axes."""
     out: dict[int, _Place] = {}
+    rows: dict[int, frozenset[str]] = {}  # the axes of the rows that are reduced at a node's level
     for node in walk(list(roots)):
         below = [out[a.serial] for a in node.args]
         level = max((p.level for p in below), default=0)
         sets = {p.axes for p in below if p.level == level and p.axes is not None}
         ways = {p.reverse for p in below if p.level == level and p.reverse is not None}
+        kept = {rows[a.serial] for a, p in zip(node.args, below) if p.level == level and a.serial in rows}
         if node.op in ("reduce", "scan"):
             own = frozenset(node.params[1]) if node.op == "reduce" else frozenset({node.params[1]})
             way = {node.params[2]} if node.op == "scan" else ways
-            above = max(level + (not (sets <= {own} and ways <= way)), (lift or {}).get(own, 0))
+            wider = _wider(node.args[0].axes - own, kept)
+            above = max(level + (not (sets <= {own} and ways <= way) or wider), (lift or {}).get(own, 0))
             way = way if node.op == "scan" or above == level else set()
             out[node.serial] = _Place(above, own, next(iter(way), None))
+            rows[node.serial] = node.args[0].axes - own
         elif len(sets) > 1 or len(ways) > 1:
             out[node.serial] = _Place(level + 1)
         else:
             out[node.serial] = _Place(level, next(iter(sets), None), next(iter(ways), None))
+            if kept:
+                rows[node.serial] = frozenset[str]().union(*kept)
     return {serial: _Place(p.level, p.axes, _way(out, p)) for serial, p in out.items()}
+
+
+def _wider(rows: frozenset[str], below: Collection[frozenset[str]]) -> bool:
+    """Whether rows have an axis that none of those has which are reduced before them: what these come to is known once, not
+    once for each element of that axis."""
+    return bool(below) and not any(rows <= b for b in below)
 
 
 def _way(known: Mapping[int, _Place], place: _Place) -> bool | None:

@@ -50,8 +50,8 @@ class RuntimeOp:
     """Whether all stages are."""
     sliced: ClassVar[tuple[str, ...]] = ()
     """Axes of fixed extent that a kernel reads and writes part by part."""
-    needs_elements: ClassVar[bool] = False
-    """Whether there must be something to reduce, as for a maximum."""
+    needs_elements: ClassVar[tuple[str, ...]] = ()
+    """Axes that must have elements, as those of a maximum."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import layout
@@ -55,12 +55,15 @@ class Rowwise(Stage):
     """Whether what is summed over the rows needs nothing of a whole row."""
     single: bool = False
     """Whether a row is walked over once."""
+    part_dtypes: Mapping[str, str] = field(default_factory=dict)
+    """What a program has of a reduction that several share, where it is no number like those computed with."""
 
     @staticmethod
     def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None, by_columns: bool = False,
-           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None,
+           part_dtypes: Mapping[str, str] | None = None) -> Rowwise:  # fmt: skip
         end = None if finish is None else Kernel.of(finish)
-        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single)
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single, part_dtypes or {})
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
@@ -153,7 +156,7 @@ class Rowwise(Stage):
         span = cdiv(cdiv(values["n_reduced"], shares), block_r) * block_r
         parts = cdiv(values["n_reduced"], span)
         scratch = {
-            p.name[:-4]: Meta(self._part_dtype(call), (parts, n_kept), (n_kept, 1))
+            p.name[:-4]: Meta(self.part_dtypes.get(p.name[:-9], call.compute), (parts, n_kept), (n_kept, 1))
             for p in finish.abi.params
             if p.name.endswith("_part_ptr")
         }
@@ -169,17 +172,13 @@ class Rowwise(Stage):
         call.scratch |= scratch
         call.launches += [first, second]
 
-    def _part_dtype(self, call: Call) -> str:
-        """What a program keeps of a reduction: truths, counts, or values."""
-        kinds = {t.dtype for t in call.op.outputs}
-        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else call.compute
-
     # -------------------------------------------------------------------------------- spaces
 
     def _refuse_empty(self, call: Call, extents: Mapping[Axis, int]) -> None:
         """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
         single = any(set(self.reduced).isdisjoint(layout.names(t.dims)) for t in call.op.outputs)
-        if single and call.op.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+        needed = set(self.reduced) & set(call.op.needs_elements)
+        if single and any(n == 0 for a, n in extents.items() if a[0] in needed):
             raise IndexError(
                 f"{call.op.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
             )

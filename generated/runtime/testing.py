@@ -119,7 +119,10 @@ class Case:
         if "bool" in (tensor.dtype, dtype) and "bool" in tensor.dtypes:
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
         if tensor.indexes:
-            return torch.randint(0, below, shape, generator=generator).to(DEVICE)
+            places = torch.randint(0, below, shape, generator=generator)
+            if isinstance(tensor.unless, int):
+                places = torch.where(torch.rand(shape, generator=generator) < 0.3, tensor.unless, places)
+            return places.to(DEVICE)
         if tensor.dtype in ("int", *INTS) or (dtype in INTS and dtype in tensor.dtypes):
             low, high = self.domains.get(tensor.name, (-9, 9))
             whole = torch.randint(int(max(low, -9)), int(min(high, 9)) + 1, shape, generator=generator)

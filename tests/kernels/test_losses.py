@@ -21,7 +21,7 @@ op_class, case, tensors, attrs_of = rows.op_class, rows.case, rows.tensors, rows
 NAN, INF = math.nan, math.inf
 LOSSES = [n for n in rows.ROWS if "reduction" in op_class(n).kinds]
 STRETCHING = [n for n in LOSSES if all(t.broadcast for t in tensors(n))]
-CLASSES = [n for n in LOSSES if any(t.unless for t in tensors(n))]
+CLASSES = [n for n in LOSSES if any(t.unless == "ignore_index" for t in tensors(n))]
 
 
 def reductions(name: str) -> tuple[str, ...]:
