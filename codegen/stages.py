@@ -274,6 +274,9 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
         key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()), bool(p.reverse)),
     )
     handed = {t.name: t for c in cuts for reads in c.handed.values() for t in reads.values()}
+    for name in handed:
+        if len({p for c in cuts for p, stores in c.stores.items() if any(s.name == name for s in stores)}) > 1:
+            raise NoStage(f"`{name}` is handed on by a stage that depends on choices")
     out: list[Stage] = []
     for place in stages:
         parts, exact = [], set[str]()

@@ -67,6 +67,7 @@ class Rowwise(Stage):
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
+        handed = {t.name for t in (*call.op.scratch, *call.op.saved) if t.name in call.given}
         bound = call.bound()
         extents = call.extents(bound)
         extents = {a: n for a, n in extents.items() if a[0] in (*self.kept, *self.reduced)}
@@ -80,10 +81,11 @@ class Rowwise(Stage):
             call.allocated(name, meta)
         if not call.backward:
             self._refuse_empty(call, extents)
+        written = self._written(call, handed)
         if space.count == 0 and call.backward:
             call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
-        elif any(math.prod(self._meta(call, n).shape) for n in self._written(call)):
-            self._launches(call, space)
+        elif any(math.prod(self._meta(call, n).shape) for n in written):
+            self._launches(call, space, written)
 
     @staticmethod
     def _meta(call: Call, name: str) -> Meta:
@@ -91,12 +93,12 @@ class Rowwise(Stage):
         assert isinstance(meta, Meta)
         return meta
 
-    def _written(self, call: Call) -> list[str]:
-        """What is written, buffers among it."""
+    def _written(self, call: Call, handed: Collection[str]) -> list[str]:
+        """What is written, buffers among it; not what earlier stages have `handed` on."""
         given = [n for n in call.op.updates if isinstance(call.given.get(n), Meta)]
-        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given]
+        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given and n not in handed]
 
-    def _launches(self, call: Call, space: Space) -> None:
+    def _launches(self, call: Call, space: Space, written: Collection[str]) -> None:
         whole = call.bound()
         extents = call.extents(whole)
         bound = {n: layout.stretched(o, extents) for n, o in whole.items() if n in self.names} | {
@@ -116,16 +118,16 @@ class Rowwise(Stage):
                 launch = replace(launch, pointers={p: n for p, n in launch.pointers.items() if n not in call.outputs})
             call.launches.append(launch)
             call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
-        elif self.finish is None or not self._sums(call):
+        elif self.finish is None or not self._sums(call, written):
             call.launches.append(self._spread(launch))
         elif (shares := self._shares(launch)) > 1:
             self._shared(call, self.finish, launch, shares)
         else:
             call.launches.append(launch)
 
-    def _sums(self, call: Call) -> bool:
+    def _sums(self, call: Call, written: Collection[str]) -> bool:
         """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
-        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
+        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in written)
 
     def _spread(self, launch: Launch) -> Launch:
         """Without a reduction programs may share the elements of a row as they are; under some choices there may be one."""
