@@ -578,8 +578,7 @@ class _Rows:
             part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
             value = part if self.finishing else printer.text(values[node.serial])
             if node.serial in tops:
-                half = "HALF" if printer.coarse(node.args[0]) else "False"
-                start, step, finish = _beside_largest(name, names[tops[node.serial].serial], value, half)
+                start, step, finish = _beside_largest(node, name, names[tops[node.serial].serial], value, printer)
             elif node.serial in beside:
                 continue
             else:
@@ -688,10 +687,19 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
-def _beside_largest(name: str, top: str, value: str, half: str) -> tuple[str, str, str]:
-    """The sum of exponentials of what is less than the largest, and the largest: begin, take in an element, end."""
+def _beside_largest(node: Node, name: str, top: str, value: str, printer: Printer) -> tuple[str, str, str]:
+    """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
+    end."""
+    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)'
+    if node.params[0] == "logsumexp":
+        return (
+            start,
+            f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, mask)",
+            f"{name} = rows.logarithm_less_largest({top}, {name}_acc)",
+        )
+    half = "HALF" if printer.coarse(node.args[0]) else "False"
     return (
-        f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)',
+        start,
         f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, mask, LOOP, {half})",
         f"{name} = rows.of_finite({top}, {name}_acc)",
     )

@@ -86,11 +86,15 @@ def level(node: Node, known: dict[int, int]) -> int:
 
 
 def largest_of(node: Node) -> Node | None:
-    """Of `sum(exp(x - max(x, N)), N)` that maximum: one pass knows both, for what was added up before a larger x came is scaled
-    down when it comes."""
-    if node.op != "reduce" or node.params[0] != "sum" or node.args[0].op != "exp":
+    """Of `sum(exp(x - max(x, N)), N)`, and of its logarithm, that maximum: one pass knows both, for what was added up before a
+    larger x came is scaled down when it comes."""
+    if node.op != "reduce" or node.params[0] not in ("sum", "logsumexp"):
         return None
-    off = node.args[0].args[0]
+    off = node.args[0]
+    if node.params[0] == "sum":
+        if off.op != "exp":
+            return None
+        off = off.args[0]
     top = off.args[1] if off.op == "sub" else node
     alike = top.op == "reduce" and top.params == ("max", node.params[1]) and top.args == off.args[:1]
     return top if alike else None

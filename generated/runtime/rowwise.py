@@ -39,6 +39,8 @@ IN_FLIGHT = 32 * 1024
 """Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
+PROGRAMS = 2**31 - 1
+"""Programs of a launch at most: of more rows each has several."""
 BUSY = 4096
 """Warps that fill a device: below that rows are shared."""
 
@@ -341,9 +343,10 @@ class Tile:
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
         most = 1 << (max(split.n_kept, 1) - 1).bit_length()
+        least = 1 << (max(cdiv(split.n_kept, PROGRAMS), 1) - 1).bit_length()
         if once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
             block_r = max(512, min(STEP // 2, 1 << (STEP // row_bytes).bit_length() >> 1))
-            return Tile(1, block_r, True, 4, 1, split.n_kept, STAGES)
+            return Tile(least, block_r, True, 4, least, cdiv(split.n_kept, least), STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))
@@ -352,6 +355,7 @@ class Tile:
             block_r = padded if padded <= whole else min(CHUNK if single else TILE // 2, padded // 2)
             few = ROW_BYTES // row_bytes if partial else 2048 if block_r < 1024 else 1
             block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
+        block_k = max(block_k, least)
         loop = split.n_reduced > block_r or split.n_reduced == 0
         warps = min(32 if block_r > TILE else 16, max(2, block_k * block_r // 512))
         rows = cdiv(split.n_kept, block_k)

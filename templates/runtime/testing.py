@@ -84,7 +84,8 @@ class Case:
         self.tensors: tuple[Tensor, ...] = (*op.inputs, *op.params, *op.buffers)
         stretching = [t for t in self.tensors if t.broadcast]
         crossed = ("crossed",) if len(self.tensors) > 1 else ()
-        shapes = [n for n, shape in _SHAPES.items() if 0 not in shape or not op.needs_elements]
+        packs = {d.axes[0] for t in self.tensors for d in parse_dims(t.dims) if d.pack}
+        shapes = [n for n, shape in _SHAPES.items() if 0 not in shape or packs.isdisjoint(op.needs_elements)]
         self.layouts = (*shapes, *_LAYOUTS, *crossed, *(_BROADCASTS if len(stretching) > 1 else ()))
         kinds = {t.dtype for t in self.tensors}
         self.dtypes: tuple[str, ...] = FLOATS if kinds & {"float", "number", "any"} else ()

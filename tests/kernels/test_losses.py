@@ -304,6 +304,24 @@ def walled(value: Any) -> Any:
     return inside.copy_(value)
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.25}, {"z_loss": 1e-4}, {"softcap": 2e4}], ids=str)
+@pytest.mark.parametrize("shape", [(6, 40), (2, rows.WHOLE + 5)], ids=str)
+def test_digits_of_logits_far_from_zero(options: dict[str, float], shape: tuple[int, int]) -> None:
+    """C033: 1e4 away from 0 the loss of each row, which is about 4, and the gradient keep the digits that float32 has."""
+    x = (logits("", shape) + whole([1e4, -1e4], torch.float32).repeat(shape[0] // 2)[:, None]).bfloat16().float()
+    x += logits("", shape).round()
+    attrs = {**attrs_of("cross_entropy"), "reduction": "none", **options}
+    weight = tensor_of_weights(shape[1])
+    for given in ({"x": x, "target": whole([3, 39] * (shape[0] // 2)), "weight": w} for w in (None, weight)):
+        for key, got, want in rows.pair("cross_entropy", given, attrs):
+            size = want.abs().max().item()
+            inside = (
+                1e4 * options["softcap"] / 1e4 if "softcap" in options else 0.0
+            )  # the bent logits are themselves rounded
+            allowed = 64 * 2.0**-23 * (size + inside * (size if key == "dx" else 1))
+            assert (got.cpu().double() - want).abs().max() <= allowed, (key, options, got, want)
+
+
 @pytest.mark.parametrize("name", INDEXED)
 @pytest.mark.parametrize("wrong", [3, -1, 4, 2**31 - 1, -(2**31), 2**40])
 def test_a_class_that_does_not_exist(name: str, wrong: int) -> None:
