@@ -330,7 +330,7 @@ class _Rows:
             *(["STAGES: tl.constexpr"] if partial or single else []),
         ]  # fmt: skip
         return RowKernel(
-            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars),
+            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(used.prelude),
             passes=tuple(passes), tail=tail, once=once, partial=partial,
             parts=tuple((split or (self.parts if self.finishing else {})).items()), shared=shared, finishing=self.finishing,
             part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),

@@ -32,7 +32,7 @@ def cross_entropy_forward(
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     z_loss = scalar(z_loss, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -119,7 +119,7 @@ def cross_entropy_forward_loss(
     ignore_index: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if reduction == "mean":
@@ -163,7 +163,7 @@ def cross_entropy_backward(
     HAS_SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     c5 = scalar(c5, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)

@@ -217,6 +217,21 @@ def test_an_ignored_class_among_the_others(name: str) -> None:
         agree(name, {"x": x, "target": target, "weight": tensor_of_weights(4)}, {**attrs, "ignore_index": ignored})
 
 
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("ignored", [2**24, -(2**24), 2**31 - 2, 2**40, -(2**63)])
+def test_an_ignored_class_that_float32_does_not_hold(name: str, ignored: int, kind: Any) -> None:
+    """Whole numbers are compared as such: one more than it is another class, and none that exists."""
+    beside = [v for v in (ignored + 1, ignored - 1) if -(2**31) <= v < 2**31 or kind is torch.int64 and -(2**63) <= v]
+    there = [ignored] if kind is torch.int64 or -(2**31) <= ignored < 2**31 else []
+    target = whole([1, *there, *beside], kind)
+    x = logits(name, (len(target), 3))
+    y = getattr(generated, name)(x, target, ignore_index=ignored, reduction="none")
+    assert y[0].isfinite() and not y[1 : 1 + len(there)].any() and y[1 + len(there) :].isnan().all()
+    with pytest.raises(ValueError, match="`ignore_index` is 9007199254740993; it travels in float64"):
+        getattr(generated, name)(x, target, ignore_index=2**53 + 1)
+
+
 def tensor_of_weights(count: int) -> Any:
     return torch.linspace(0.5, 2.0, count, device=DEVICE)
 
