@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -228,6 +229,8 @@ def _stage(plan: OpPlan, text: StageText) -> str:
         own = [f'"{a}"' for a in axes if a in part]
         words.append(f"{name}=({', '.join(own)}{',' if len(own) == 1 else ''})")
     words += [] if text.finish is None else [f"finish={text.finish.name}"]
+    if dtypes := getattr(text.kernel, "part_dtypes", ()):
+        words.append("part_dtypes={" + ", ".join(f'"{n}": "{dtype}"' for n, dtype in dtypes) + "}")
     words += [f"{flag}=True" for flag in ("by_columns", "single") if getattr(text.kernel, flag, False)]
     return f"Rowwise.of({', '.join([*words, *when])})"
 
@@ -307,8 +310,8 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
         words.append("differentiable=False")
     if decl.indexes:
         words.append(f'indexes="{decl.indexes}"')
-    if decl.or_attr:
-        words.append(f'unless="{decl.or_attr}"')
+    if decl.or_else is not None:
+        words.append(f"unless={json.dumps(decl.or_else)}")
     first = decl.init or decl.default
     if first is not None and not isinstance(first, Name) and decl.role in ("param", "buffer"):
         words.append(f"init={_number(first)}")

@@ -23,6 +23,7 @@ from codegen.stages import Stage, scans
 from codegen.verify import Verdict, verify_op
 
 _ITEMS = (("bf16", 2), ("f32", 4))
+_DTYPES = {"compute": "f32 (f64 of f64)"}
 
 
 def facts(op: OpSpec, report: Report) -> dict[str, object]:
@@ -156,10 +157,8 @@ def plan_text(plan: OpPlan) -> str:
         if stages:
             lines += _launches(plan, direction, stages)
         if direction == "forward" and plan.saved and module.backward:
-            names = ", ".join(t.name for t in plan.saved)
-            lines.append(
-                f"  kept for the backward, if a gradient is wanted: {names}, fewer values than the operands, in f32 (f64 of f64)"
-            )
+            names = ", ".join(f"{t.name} in {_DTYPES.get(t.dtype, t.dtype)}" for t in plan.saved)
+            lines.append(f"  kept for the backward, if a gradient is wanted: {names}, fewer values than the operands")
     for name, cotangent, test in module.passes:
         lines.append(
             f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"

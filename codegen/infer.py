@@ -221,7 +221,7 @@ class _Inference:
         kind = kind_of(decl.dtype, self.variant)
         differentiable = kind == "float" and decl.differentiable and decl.role in ("input", "param", "output")
         tensor = Tensor(
-            decl.name, decl.role, axes.dims, kind, decl.dtype, decl.broadcast, decl.scalar, decl.indexes, decl.or_attr,
+            decl.name, decl.role, axes.dims, kind, decl.dtype, decl.broadcast, decl.scalar, decl.indexes, decl.or_else,
             differentiable,
         )  # fmt: skip
         self.tensors[decl.name] = tensor

@@ -69,7 +69,7 @@ class Tensor:
     broadcast: bool = False
     scalar: bool = False
     indexes: str | None = None
-    or_attr: str | None = None
+    or_else: str | int | None = None
     differentiable: bool = False
 
     @property

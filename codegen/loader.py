@@ -524,10 +524,14 @@ class _OpReader:
                 changes[key] = self._flag(fields.get(key))
         if fields.get("broadcast") is not None:
             changes["broadcast"] = bool(changes["broadcast"]) or decl.broadcast
-        for key, attribute in (("dtype", "dtype"), ("indexes", "indexes"), ("or", "or_attr"), ("arg", "arg")):
+        for key, attribute in (("dtype", "dtype"), ("indexes", "indexes"), ("arg", "arg")):
             value = self._scalar(fields.get(key), f"`{key}`")
             if value is not None:
                 changes[attribute] = value.text
+        other = self._scalar(fields.get("or"), "`or`")
+        if other is not None:
+            whole = re.fullmatch(r"[-+]?\d{1,18}", other.text)
+            changes["or_else"] = int(other.text) if whole else other.text
         if fields.get("default") is not None:
             changes["default"] = self._number(fields.get("default"), "`default`")
         if fields.get("init") is not None:
@@ -1106,7 +1110,7 @@ class _OpReader:
                 or attr.size
                 or attr.axis
                 or attr.keeps
-                or any(t.or_attr == attr.name for t in op.arguments)
+                or any(t.or_else == attr.name for t in op.arguments)
             )
             if attr.name not in read and not structural:
                 self.fault(attr.span, "unused-name", f"nothing reads the attr `{attr.name}`", "use it, or delete it")
@@ -1173,12 +1177,12 @@ class _OpReader:
     def _indexed(self, op: OpSpec) -> None:
         attrs = {a.name for a in op.attrs}
         for tensor in op.arguments:
-            if tensor.or_attr is not None and tensor.or_attr not in attrs:
+            if isinstance(tensor.or_else, str) and tensor.or_else not in attrs:
                 self.fault(
                     tensor.span,
                     "unknown-name",
-                    f"`or: {tensor.or_attr}` is not an attr",
-                    nearest(tensor.or_attr, attrs),
+                    f"`or: {tensor.or_else}` is not an attr",
+                    nearest(tensor.or_else, attrs),
                 )
             if tensor.indexes is not None and (tensor.indexes not in self.axes or tensor.dtype not in ("int", *INTS)):
                 text = (

@@ -168,12 +168,21 @@ class Item:
 class Used:
     """What the statements of one kernel need as parameters."""
 
-    scalars: dict[str, None] = field(default_factory=dict)
+    scalars: dict[str, str] = field(default_factory=dict)
+    """Host numbers, with their kind: one is whole if it is in all variants."""
     choices: dict[str, None] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)
     """Tensors whose presence is asked."""
     coarse: bool = False
     """Whether a call takes its cheaper form where the results are stored in half precision."""
+
+    @property
+    def prelude(self) -> list[str]:
+        """Host numbers as the kernel computes with them: whole ones are compared with indices, which float32 would round."""
+        return [
+            f"{name} = scalar({name}, {'tl.int64' if kind == 'int' else 'COMPUTE'})"
+            for name, kind in self.scalars.items()
+        ]
 
 
 # ---------------------------------------------------------------------------------------------- expressions
@@ -249,7 +258,8 @@ class Printer:
     def _floated(self, node: Node, user: Node) -> tuple[str, int]:
         """An operand; an int one of a float operation is converted to the compute dtype first."""
         text, level = self._print(node)
-        if user.kind != "float" or node.kind != "int" or node.host:
+        among = user.kind == "float" or any(a.kind == "float" for a in user.args)
+        if not among or node.kind != "int" or (node.host and not self.hosted(node)):
             return text, level
         return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)", ATOM
 
@@ -374,7 +384,7 @@ class Lowering:
             plain = node.op == "attr" and node.params[2] is None
             name = self.names[node.params[0]] if plain else f"c{len(self.hosted)}"
             self.hosted[name] = text
-        used.scalars[name] = None
+        used.scalars[name] = node.kind if used.scalars.get(name, node.kind) == node.kind else "float"
         return name
 
     def condition(self, atom: Atom, values: Sequence[object], used: Used) -> str:
@@ -824,7 +834,7 @@ class Lowering:
     def _kernel(
         self, suffix: str, params: list[str], extents: list[str], used: Used, body: Sequence[str], blocks: list[str]
     ) -> KernelText:
-        prelude = [f"{n} = scalar({n}, COMPUTE)" for n in used.scalars]
+        prelude = used.prelude
         every = [
             *params, "sizes", "patch_sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr", *blocks,

@@ -29,6 +29,7 @@ _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("
 
 _WHOLE = {"sum": "0", "max": "-(2**63)", "min": "2**63 - 1", "prod": "1"}
 """Of integers, which are added up in 64 bits."""
+_PART_DTYPES = {"int": "i64", "bool": "bool"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class RowKernel(KernelText):
     """Whether several programs may each walk over a share of a row."""
     finishing: bool = False
     """Whether its elements are what the programs of another kernel have."""
+    part_dtypes: tuple[tuple[str, str], ...] = ()
+    """Of those that are whole numbers or truths, whatever the operands are: the dtype of what a program has."""
     by_columns: bool = False
     """Whether what is summed over the rows needs no reduction of a row: some columns alone can be summed."""
     single: bool = False
@@ -141,6 +144,8 @@ class _Rows:
         self.temps: dict[tuple[str, str, int], str] = {}
         self.finishing = False
         self.parts: dict[str, str] = {}
+        self.kinds: dict[str, set[str]] = {}
+        """Of what kinds each reduction is, over the variants."""
         self.extra: dict[str, None] = {}
         """Parameters that indexing along an axis asks for."""
         self.rowed: set[str] = set()
@@ -227,9 +232,11 @@ class _Rows:
             at = "r" if by == 0 else f"r {'+' if by > 0 else '-'} {abs(by)}"
             fill = printer.text(node.args[2]) if node.params[1] else 'float("nan")'
             return f"rows.shifted({row}, {at}, {name}_reduced_strides, n_reduced, {mask}, {fill}, COMPUTE)"
-        self.extra |= {f"{name}_stride_{axis}: tl.int64": None, f"size_{axis}: tl.int64": None}
-        index_text = printer.text(index)
-        return f"rows.take({row}, {index_text}, {name}_stride_{axis}, size_{axis}, {mask}, COMPUTE)"
+        stride = f"{name}_stride_{axis}"
+        self.extra |= {f"{stride}: tl.int64": None, f"size_{axis}: tl.int64": None}
+        if any(axis in group and axes & group for group in (self.kept, self.reduced)):
+            row = f"{row} - {_atom(self.coordinate(axis))} * {stride}"  # its strides lead to the element beside it
+        return f"rows.take({row}, {printer.text(index)}, {stride}, size_{axis}, {mask}, COMPUTE)"
 
     def _shifted(self, node: Node) -> int | None:
         """By how many elements of the row a read is shifted, if that is all: then it is a load like any other."""
@@ -304,6 +311,8 @@ class _Rows:
         passes = [p for p in passes if p.body]
         single = len(passes) == 1 and not partial and not self.finishing
         lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
+        if self.finishing:
+            reads = [n for n in reads if any(re.search(rf"\b{n}_ptr\b", line) for line in lines)]
         asked = [n for n in used.asked if n not in reads]
         owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
         params = [p for n in reads for p in self._strided(n)] + [f"{n}_ptr" for n in asked]
@@ -324,9 +333,10 @@ class _Rows:
             *(["STAGES: tl.constexpr"] if partial or single else []),
         ]  # fmt: skip
         return RowKernel(
-            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(f"{n} = scalar({n}, COMPUTE)" for n in used.scalars),
+            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(used.prelude),
             passes=tuple(passes), tail=tail, once=once, partial=partial,
             parts=tuple((split or (self.parts if self.finishing else {})).items()), shared=shared, finishing=self.finishing,
+            part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),
             by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
         )  # fmt: skip
 
@@ -354,7 +364,8 @@ class _Rows:
         out = _Sections()
         graph, last = part.graph, last_pass(self.stage, part)
         roots = [s.node for s in part.stores]
-        live = list(self._below(roots, printer.names))
+        known = {n.serial for n in walk(roots) if n.op == "reduce"} if self.finishing else set()
+        live = list(self._below(roots, {*printer.names, *known}))
         bindings = self._with_own(part, live)
         owners = self._owners(part)
         given = set(printer.names)
@@ -381,11 +392,10 @@ class _Rows:
     def _own(self, store: Store) -> str:
         return self.owner.grads[store.gradient] if store.gradient else self._name(store.name)
 
-    @staticmethod
-    def _bindings(part: Part) -> tuple[Bound, ...]:
+    def _bindings(self, part: Part) -> tuple[Bound, ...]:
         """All statements; what an output and the backward's own text both name has the backward's name."""
         graph = part.graph
-        if not any(s.gradient for s in part.stores):
+        if not self.stage.suffix.startswith("backward"):
             return (*graph.bindings, *graph.update_let)
         outputs, own = {t.name for t in graph.outputs}, {b.node.serial for b in graph.let}
         return (*(b for b in graph.bindings if b.name not in outputs or b.node.serial not in own), *graph.let)
@@ -571,8 +581,7 @@ class _Rows:
             part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
             value = part if self.finishing else printer.text(values[node.serial])
             if node.serial in tops:
-                half = "HALF" if printer.coarse(node.args[0]) else "False"
-                start, step, finish = _beside_largest(name, names[tops[node.serial].serial], value, half)
+                start, step, finish = _beside_largest(node, name, names[tops[node.serial].serial], value, printer)
             elif node.serial in beside:
                 continue
             else:
@@ -581,6 +590,7 @@ class _Rows:
                     hit, value = (printer.text(n) for n in chosen)
                     step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
                 self.parts[name] = _part(node, acc, finish)
+                self.kinds.setdefault(name, set()).add(node.kind)
             if "imum(" in step:
                 self.owner.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), tuple(start.split("\n")))])
@@ -680,10 +690,19 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
-def _beside_largest(name: str, top: str, value: str, half: str) -> tuple[str, str, str]:
-    """The sum of exponentials of what is less than the largest, and the largest: begin, take in an element, end."""
+def _beside_largest(node: Node, name: str, top: str, value: str, printer: Printer) -> tuple[str, str, str]:
+    """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
+    end."""
+    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)'
+    if node.params[0] == "logsumexp":
+        return (
+            start,
+            f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, mask)",
+            f"{name} = rows.logarithm_less_largest({top}, {name}_acc)",
+        )
+    half = "HALF" if printer.coarse(node.args[0]) else "False"
     return (
-        f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)',
+        start,
         f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, mask, LOOP, {half})",
         f"{name} = rows.of_finite({top}, {name}_acc)",
     )

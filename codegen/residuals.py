@@ -83,17 +83,16 @@ class _Finder:
             return node.host
         if node.serial not in self.forward or (node.op == "reduce" and name is None):
             return False  # the backward's own, or without a name to be kept by: a second pass over what it reads anyway
+        kind = "compute" if node.kind == "float" else node.kind
         if name is not None and self.listed is not None:
             if name in self.listed:
-                self._keep(name, "listed under `save`", node.axes, "compute")
+                self._keep(name, "listed under `save`", node.axes, kind)
             return name in self.listed
         if name is None or not self._crosses(node):
-            return self._barrier(node) and self._keep(
-                name or node.op, "a reduction stands in its way", node.axes, "compute"
-            )
+            return self._barrier(node) and self._keep(name or node.op, "a reduction stands in its way", node.axes, kind)
         smaller = node.axes < self.whole
         why = "fewer axes than the op" if smaller else "a dot, scan, reduction or gather stands in its way"
-        return self._keep(name, why, node.axes, "compute" if node.kind == "float" else node.kind)
+        return self._keep(name, why, node.axes, kind)
 
     def _keep(self, name: str, why: str, axes: Collection[str], dtype: str) -> bool:
         ordered = tuple(a for a in self.graph.axes if a in axes)

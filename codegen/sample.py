@@ -119,7 +119,7 @@ class Sampler:
         return self._number(decl, literal(decl.default), attempt)
 
     def _number(self, decl: AttrDecl, default: float | None, attempt: int) -> int | float:
-        if decl.type == "int" or any(t.or_attr == decl.name for t in self.op.tensors):
+        if decl.type == "int" or any(t.or_else == decl.name for t in self.op.tensors):
             pool = [int(default)] if default is not None and math.isfinite(default) else []
             low, high = self.domains.get(decl.name, (-math.inf, math.inf))
             written = [int(v) + k for v in self.written for k in (-1, 0, 1) if abs(v) < 1000]
@@ -182,8 +182,9 @@ class Sampler:
             near = [int(v) + k for v in self.written for k in (-1, 0, 1) if low <= v + k <= high]
             return np.where(self.rng.random(shape) < 0.3, self.rng.choice(near, size=shape), drawn) if near else drawn
         drawn = self.rng.integers(0, env.extents[tensor.indexes], size=shape)
-        if tensor.or_attr is not None:
-            drawn = np.where(self.rng.random(shape) < 0.3, int(env.attrs[tensor.or_attr]), drawn)
+        if tensor.or_else is not None:
+            other = env.attrs[tensor.or_else] if isinstance(tensor.or_else, str) else tensor.or_else
+            drawn = np.where(self.rng.random(shape) < 0.3, int(other), drawn)
         return drawn
 
     def floats(self, shape: tuple[int, ...], low: float, high: float, mode: str, scale: float, env: Env) -> Array:

@@ -49,8 +49,8 @@ class OpPlan:
     """Axes of fixed extent, read and written part by part."""
     refused: tuple[tuple[Variant, Graph], ...] = ()
     """Variants that the spec's conditions rule out."""
-    needs_elements: bool = False
-    """Whether a reduction has no identity: there must be something to reduce."""
+    needs_elements: tuple[str, ...] = ()
+    """Axes that a reduction without an identity is over: there must be something to reduce."""
 
     @property
     def atoms(self) -> tuple[Atom, ...]:
@@ -227,12 +227,15 @@ def _reason(graph: Graph, stages: Sequence[Stage]) -> str:
     return f"its {what} are over {' and '.join(f'({o})' for o in over)}: a stage of rows along each"
 
 
-def _needs_elements(graphs: Iterable[tuple[Variant, Graph]]) -> bool:
-    return any(
-        n.op == "reduce" and n.params[0] in ("max", "min", "argmax", "argmin")
+def _needs_elements(graphs: Sequence[tuple[Variant, Graph]]) -> tuple[str, ...]:
+    found = {
+        axis
         for _, g in graphs
         for n in walk(g.roots())
-    )
+        if n.op == "reduce" and n.params[0] in ("max", "min", "argmax", "argmin")
+        for axis in n.params[1]
+    }
+    return tuple(a for a in graphs[0][1].axes if a in found)
 
 
 def _outputs(graph: Graph) -> Iterable[Store]:

@@ -211,7 +211,8 @@ class TensorDecl:
     optional: bool = False
     default: Number | None = None
     indexes: str | None = None
-    or_attr: str | None = None
+    or_else: str | int | None = None
+    """An attr, or a number, whose value an index may have instead of a place."""
     init: Number | Name | None = None
     """What its elements are at first: a number, or an attr."""
     when: Expr | None = None

@@ -86,11 +86,15 @@ def level(node: Node, known: dict[int, int]) -> int:
 
 
 def largest_of(node: Node) -> Node | None:
-    """Of `sum(exp(x - max(x, N)), N)` that maximum: one pass knows both, for what was added up before a larger x came is scaled
-    down when it comes."""
-    if node.op != "reduce" or node.params[0] != "sum" or node.args[0].op != "exp":
+    """Of `sum(exp(x - max(x, N)), N)`, and of its logarithm, that maximum: one pass knows both, for what was added up before a
+    larger x came is scaled down when it comes."""
+    if node.op != "reduce" or node.params[0] not in ("sum", "logsumexp"):
         return None
-    off = node.args[0].args[0]
+    off = node.args[0]
+    if node.params[0] == "sum":
+        if off.op != "exp":
+            return None
+        off = off.args[0]
     top = off.args[1] if off.op == "sub" else node
     alike = top.op == "reduce" and top.params == ("max", node.params[1]) and top.args == off.args[:1]
     return top if alike else None
@@ -208,22 +212,34 @@ def replaced(graph: Graph, known: Mapping[int, Node], tensors: Iterable[Tensor])
 def places(roots: Iterable[Node], lift: Mapping[frozenset[str], int] | None = None) -> dict[int, _Place]:
     """The place of every node below the roots, by serial. `lift` has the least level of reductions over a set of axes."""
     out: dict[int, _Place] = {}
+    rows: dict[int, frozenset[str]] = {}  # the axes of the rows that are reduced at a node's level
     for node in walk(list(roots)):
         below = [out[a.serial] for a in node.args]
         level = max((p.level for p in below), default=0)
         sets = {p.axes for p in below if p.level == level and p.axes is not None}
         ways = {p.reverse for p in below if p.level == level and p.reverse is not None}
+        kept = {rows[a.serial] for a, p in zip(node.args, below) if p.level == level and a.serial in rows}
         if node.op in ("reduce", "scan"):
             own = frozenset(node.params[1]) if node.op == "reduce" else frozenset({node.params[1]})
             way = {node.params[2]} if node.op == "scan" else ways
-            above = max(level + (not (sets <= {own} and ways <= way)), (lift or {}).get(own, 0))
+            wider = _wider(node.args[0].axes - own, kept)
+            above = max(level + (not (sets <= {own} and ways <= way) or wider), (lift or {}).get(own, 0))
             way = way if node.op == "scan" or above == level else set()
             out[node.serial] = _Place(above, own, next(iter(way), None))
+            rows[node.serial] = node.args[0].axes - own
         elif len(sets) > 1 or len(ways) > 1:
             out[node.serial] = _Place(level + 1)
         else:
             out[node.serial] = _Place(level, next(iter(sets), None), next(iter(ways), None))
+            if kept:
+                rows[node.serial] = frozenset[str]().union(*kept)
     return {serial: _Place(p.level, p.axes, _way(out, p)) for serial, p in out.items()}
+
+
+def _wider(rows: frozenset[str], below: Collection[frozenset[str]]) -> bool:
+    """Whether rows have an axis that none of those has which are reduced before them: what these come to is known once, not
+    once for each element of that axis."""
+    return bool(below) and not any(rows <= b for b in below)
 
 
 def _way(known: Mapping[int, _Place], place: _Place) -> bool | None:
@@ -262,6 +278,9 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
         key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()), bool(p.reverse)),
     )
     handed = {t.name: t for c in cuts for reads in c.handed.values() for t in reads.values()}
+    for name in handed:
+        if len({p for c in cuts for p, stores in c.stores.items() if any(s.name == name for s in stores)}) > 1:
+            raise NoStage(f"`{name}` is handed on by a stage that depends on choices")
     out: list[Stage] = []
     for place in stages:
         parts, exact = [], set[str]()

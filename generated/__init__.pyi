@@ -236,6 +236,8 @@ from .ops.mul import Mul as Mul
 from .ops.mul import mul as mul
 from .ops.multi_margin_loss import MultiMarginLoss as MultiMarginLoss
 from .ops.multi_margin_loss import multi_margin_loss as multi_margin_loss
+from .ops.multilabel_margin_loss import MultilabelMarginLoss as MultilabelMarginLoss
+from .ops.multilabel_margin_loss import multilabel_margin_loss as multilabel_margin_loss
 from .ops.multilabel_soft_margin_loss import MultilabelSoftMarginLoss as MultilabelSoftMarginLoss
 from .ops.multilabel_soft_margin_loss import multilabel_soft_margin_loss as multilabel_soft_margin_loss
 from .ops.nadam import Nadam as Nadam

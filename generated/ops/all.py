@@ -69,7 +69,11 @@ class All(RuntimeOp):
     inputs = (Tensor("x", "..., R...", "any", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    forward = (Rowwise.of(all_forward, kept=("...",), reduced=("R",), finish=all_finish, single=True),)
+    forward = (
+        Rowwise.of(
+            all_forward, kept=("...",), reduced=("R",), finish=all_finish, part_dtypes={"y": "bool"}, single=True
+        ),
+    )
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -101,7 +101,7 @@ class Amax(RuntimeOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    needs_elements = True
+    needs_elements = ("R",)
     forward = (Rowwise.of(amax_forward, kept=("...",), reduced=("R",), finish=amax_finish, single=True),)
     backward = (Rowwise.of(amax_backward, kept=("...",), reduced=("R",)),)
 

@@ -101,7 +101,7 @@ class Amin(RuntimeOp):
     residuals = ("x", "y")
     gradients = ("x",)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    needs_elements = True
+    needs_elements = ("R",)
     forward = (Rowwise.of(amin_forward, kept=("...",), reduced=("R",), finish=amin_finish, single=True),)
     backward = (Rowwise.of(amin_backward, kept=("...",), reduced=("R",)),)
 

@@ -69,7 +69,11 @@ class Any(RuntimeOp):
     inputs = (Tensor("x", "..., R...", "any", arg="input"),)
     outputs = (Tensor("y", "...", "bool"),)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    forward = (Rowwise.of(any_forward, kept=("...",), reduced=("R",), finish=any_finish, single=True),)
+    forward = (
+        Rowwise.of(
+            any_forward, kept=("...",), reduced=("R",), finish=any_finish, part_dtypes={"y": "bool"}, single=True
+        ),
+    )
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:
         return "R", self.attrs["dim"], self.attrs["keepdim"]

@@ -71,7 +71,7 @@ class Argmax(RuntimeOp):
     inputs = (Tensor("x", "..., R...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "i64"),)
     kinds = {"dim": "dims?", "keepdim": "bool"}
-    needs_elements = True
+    needs_elements = ("R",)
     forward = (Rowwise.of(argmax_forward, kept=("...",), reduced=("R",)),)
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

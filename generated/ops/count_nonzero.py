@@ -70,7 +70,14 @@ class CountNonzero(RuntimeOp):
     outputs = (Tensor("y", "...", "i64"),)
     kinds = {"dim": "dims?"}
     forward = (
-        Rowwise.of(count_nonzero_forward, kept=("...",), reduced=("R",), finish=count_nonzero_finish, single=True),
+        Rowwise.of(
+            count_nonzero_forward,
+            kept=("...",),
+            reduced=("R",),
+            finish=count_nonzero_finish,
+            part_dtypes={"y": "i64"},
+            single=True,
+        ),
     )
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool]:

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..runtime import rows
 from ..runtime.binding import call
 from ..runtime.kernels import coordinates, offset, scalar
-from ..runtime.math import divide, exp, tanh
+from ..runtime.math import divide, exp, isinf, tanh
 from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @triton.jit
 def cross_entropy_forward(
     x_ptr, x_kept_strides, x_reduced_strides, target_ptr, target_kept_strides, weight_ptr, weight_reduced_strides,
-    lse_ptr, lse_kept_strides, each_ptr, each_kept_strides, loss_ptr, loss_kept_strides, weight_stride_C: tl.int64,
-    size_C: tl.int64, x_stride_C: tl.int64, kept_sizes, reduced_sizes, n_kept: tl.int64, n_reduced: tl.int64,
-    ignore_index: tl.float64, z_loss: tl.float64, c2: tl.float64, label_smoothing: tl.float64, softcap: tl.float64,
-    LABEL_SMOOTHING_IS_0: tl.constexpr, HAS_SOFTCAP: tl.constexpr, reduction: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
-    STAGES: tl.constexpr,
+    top_ptr, top_kept_strides, rest_ptr, rest_kept_strides, each_ptr, each_kept_strides, loss_ptr,
+    loss_kept_strides, weight_stride_C: tl.int64, size_C: tl.int64, x_stride_C: tl.int64, kept_sizes, reduced_sizes,
+    n_kept: tl.int64, n_reduced: tl.int64, ignore_index: tl.float64, z_loss: tl.float64, c2: tl.float64,
+    label_smoothing: tl.float64, softcap: tl.float64, HAS_SOFTCAP: tl.constexpr, LABEL_SMOOTHING_IS_0: tl.constexpr,
+    reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     z_loss = scalar(z_loss, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -45,9 +45,15 @@ def cross_entropy_forward(
     t = tl.where(kept, target, 0)  # any class: an ignored target may be out of range
     if weight_ptr is not None:
         wt = rows.take(weight_ptr, t, weight_stride_C, size_C, exists, COMPUTE)
-    x_at = rows.take(x_row, t, x_stride_C, size_C, exists, COMPUTE)
-    lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    lse_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
+    if HAS_SOFTCAP:
+        x_at = rows.take(x_row, t, x_stride_C, size_C, exists, COMPUTE)
+        zt = softcap * tanh(divide(x_at, softcap))
+    else:
+        zt = rows.take(x_row, t, x_stride_C, size_C, exists, COMPUTE)
+    if not LABEL_SMOOTHING_IS_0:
+        near = tl.where(isinf(zt), 0, zt)  # known before the others are read
+    top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
+    rest_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
     if not LABEL_SMOOTHING_IS_0:
         spread_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         spread_total2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -61,36 +67,33 @@ def cross_entropy_forward(
         if HAS_SOFTCAP:
             bent = tanh(x / softcap)
             z = softcap * bent
-            lse_top, lse_acc = rows.exponentials(lse_top, lse_acc, z, mask)
+            top, rest_acc = rows.exponentials(top, rest_acc, z, mask)
         else:
-            lse_top, lse_acc = rows.exponentials(lse_top, lse_acc, x, mask)
+            top, rest_acc = rows.exponentials(top, rest_acc, x, mask)
         if weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
             spread_total_acc += tl.where(mask, weight, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
             spread_total_acc += tl.where(mask, 1.0, 0.0)
         if weight_ptr is not None and not HAS_SOFTCAP and not LABEL_SMOOTHING_IS_0:
-            spread_total2_acc += tl.where(mask, weight * x, 0.0)
+            spread_total2_acc += tl.where(mask, weight * (near - x), 0.0)
         elif weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
-            spread_total2_acc += tl.where(mask, weight * z, 0.0)
+            spread_total2_acc += tl.where(mask, weight * (near - z), 0.0)
         elif not HAS_SOFTCAP and not LABEL_SMOOTHING_IS_0:
-            spread_total2_acc += tl.where(mask, x, 0.0)
+            spread_total2_acc += tl.where(mask, near - x, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
-            spread_total2_acc += tl.where(mask, z, 0.0)
-    lse = rows.logarithm(lse_top, lse_acc)
+            spread_total2_acc += tl.where(mask, near - z, 0.0)
+    rest = rows.logarithm_less_largest(top, rest_acc)
     if not LABEL_SMOOTHING_IS_0:
         spread_total = rows.total(spread_total_acc)
         spread_total2 = rows.total(spread_total2_acc)
-    if weight_ptr is not None and not HAS_SOFTCAP:
-        nll = wt * (lse - x_at)
-    elif weight_ptr is not None:
-        nll = wt * (lse - softcap * tanh(divide(x_at, softcap)))
-    elif not HAS_SOFTCAP:
-        nll = lse - x_at
+    if weight_ptr is not None:
+        nll = wt * (rest + (top - zt))
     else:
-        nll = lse - softcap * tanh(divide(x_at, softcap))
+        nll = rest + (top - zt)
     if not LABEL_SMOOTHING_IS_0:
-        spread = lse * spread_total - spread_total2  # of the uniform distribution, times the number of classes
+        spread = spread_total * (rest + (top - near)) + spread_total2  # of the uniform distribution, times size(C)
         smoothed = c2 * nll + label_smoothing / scalar(n_reduced, COMPUTE) * spread
+    lse = top + rest
     if weight_ptr is not None and LABEL_SMOOTHING_IS_0:
         each = tl.where(kept, nll + z_loss * wt * lse * lse, 0)
     elif weight_ptr is not None:
@@ -101,8 +104,10 @@ def cross_entropy_forward(
         each = tl.where(kept, smoothed + z_loss * lse * lse, 0)
     if reduction == "none":
         tl.store(loss_ptr + offset(k, k_at, loss_kept_strides), each, mask=exists)
-    if lse_ptr is not None:
-        tl.store(lse_ptr + offset(k, k_at, lse_kept_strides), lse, mask=exists)
+    if top_ptr is not None:
+        tl.store(top_ptr + offset(k, k_at, top_kept_strides), top, mask=exists)
+    if rest_ptr is not None:
+        tl.store(rest_ptr + offset(k, k_at, rest_kept_strides), rest, mask=exists)
     if reduction == "mean" or reduction == "sum":
         tl.store(each_ptr + offset(k, k_at, each_kept_strides), each, mask=exists)
 
@@ -114,7 +119,7 @@ def cross_entropy_forward_loss(
     ignore_index: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     loss_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     if reduction == "mean":
@@ -151,14 +156,14 @@ def cross_entropy_forward_loss(
 @triton.jit
 def cross_entropy_backward(
     x_ptr, x_kept_strides, x_reduced_strides, target_ptr, target_kept_strides, weight_ptr, weight_reduced_strides,
-    dloss_ptr, dloss_kept_strides, lse_ptr, lse_kept_strides, total_ptr, dx_ptr, dx_kept_strides,
-    dx_reduced_strides, weight_stride_C: tl.int64, size_C: tl.int64, kept_sizes, reduced_sizes, n_kept: tl.int64,
-    n_reduced: tl.int64, ignore_index: tl.float64, c5: tl.float64, c2: tl.float64, label_smoothing: tl.float64,
-    softcap: tl.float64, reduction: tl.constexpr, LABEL_SMOOTHING_IS_0: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    dloss_ptr, dloss_kept_strides, top_ptr, top_kept_strides, rest_ptr, rest_kept_strides, total_ptr, dx_ptr,
+    dx_kept_strides, dx_reduced_strides, weight_stride_C: tl.int64, size_C: tl.int64, kept_sizes, reduced_sizes,
+    n_kept: tl.int64, n_reduced: tl.int64, ignore_index: tl.float64, c5: tl.float64, c2: tl.float64,
+    label_smoothing: tl.float64, softcap: tl.float64, reduction: tl.constexpr, LABEL_SMOOTHING_IS_0: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     c5 = scalar(c5, COMPUTE)
     c2 = scalar(c2, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -171,13 +176,15 @@ def cross_entropy_backward(
         dloss = tl.load(dloss_ptr).to(COMPUTE)
     else:
         dloss = tl.load(dloss_ptr + offset(k, k_at, dloss_kept_strides), mask=exists).to(COMPUTE)
-    lse = tl.load(lse_ptr + offset(k, k_at, lse_kept_strides), mask=exists).to(COMPUTE)
+    top = tl.load(top_ptr + offset(k, k_at, top_kept_strides), mask=exists).to(COMPUTE)
+    rest = tl.load(rest_ptr + offset(k, k_at, rest_kept_strides), mask=exists).to(COMPUTE)
     if reduction == "mean":
         total = tl.load(total_ptr).to(COMPUTE)
     kept = target != ignore_index
     t = tl.where(kept, target, 0)  # any class: an ignored target may be out of range
     if weight_ptr is not None:
         wt = rows.take(weight_ptr, t, weight_stride_C, size_C, exists, COMPUTE)
+    lse = top + rest
     if reduction == "mean":
         g = divide(dloss, total)
     if not LABEL_SMOOTHING_IS_0:
@@ -204,9 +211,9 @@ def cross_entropy_backward(
         if HAS_SOFTCAP:
             bent = tanh(x / softcap)
             z = softcap * bent
-            p = exp(z - lse)
+            p = exp(z - top - rest)
         else:
-            p = exp(x - lse)
+            p = exp(x - top - rest)
         if weight_ptr is not None:
             hit = wt * (p - tl.where(r == t, 1, 0).to(COMPUTE))
         else:
@@ -247,7 +254,7 @@ class CrossEntropy(RuntimeOp):
         Tensor("weight", "C", optional=True),
     )
     outputs = (Tensor("loss", "B, ...", chosen=(("reduction", ("mean", "sum"), ""),)),)
-    residuals = ("x", "target", "weight", "lse", "total")
+    residuals = ("x", "target", "weight", "top", "rest", "total")
     gradients = ("x",)
     kinds = {
         "ignore_index": "int",
@@ -256,8 +263,9 @@ class CrossEntropy(RuntimeOp):
         "z_loss": "float",
         "softcap": "float?",
     }
-    saved = (Tensor("lse", "B, ...", "compute"), Tensor("total", "", "compute"))
+    saved = (Tensor("top", "B, ...", "compute"), Tensor("rest", "B, ...", "compute"), Tensor("total", "", "compute"))
     scratch = (Tensor("each", "B, ...", "compute"),)
+    needs_elements = ("C",)
     forward = (
         Rowwise.of(cross_entropy_forward, kept=("B", "..."), reduced=("C",), single=True),
         Rowwise.of(
@@ -272,8 +280,8 @@ class CrossEntropy(RuntimeOp):
     def choices(self) -> dict[str, object]:
         return {
             **super().choices(),
-            "LABEL_SMOOTHING_IS_0": (self.attrs["label_smoothing"] == 0),
             "HAS_SOFTCAP": self.attrs["softcap"] is not None,
+            "LABEL_SMOOTHING_IS_0": (self.attrs["label_smoothing"] == 0),
         }
 
     def require(self) -> None:

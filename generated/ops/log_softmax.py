@@ -88,7 +88,7 @@ class LogSoftmax(RuntimeOp):
     residuals = ("y",)
     gradients = ("x",)
     kinds = {"dim": "int"}
-    needs_elements = True
+    needs_elements = ("N",)
     forward = (Rowwise.of(log_softmax_forward, kept=("...",), reduced=("N",)),)
     backward = (Rowwise.of(log_softmax_backward, kept=("...",), reduced=("N",)),)
 

@@ -30,7 +30,7 @@ def nll_loss_forward(
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     c1 = scalar(c1, COMPUTE)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     if reduction == "mean" or reduction == "sum":
@@ -93,7 +93,7 @@ def nll_loss_backward(
     span: tl.int64, ignore_index: tl.float64, reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    ignore_index = scalar(ignore_index, COMPUTE)
+    ignore_index = scalar(ignore_index, tl.int64)
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
     target = tl.load(target_ptr + offset(k, k_at, target_kept_strides), mask=exists)

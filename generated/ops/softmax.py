@@ -88,7 +88,7 @@ class Softmax(RuntimeOp):
     residuals = ("y",)
     gradients = ("x",)
     kinds = {"dim": "int"}
-    needs_elements = True
+    needs_elements = ("N",)
     forward = (Rowwise.of(softmax_forward, kept=("...",), reduced=("N",)),)
     backward = (Rowwise.of(softmax_backward, kept=("...",), reduced=("N",)),)
 

@@ -88,7 +88,7 @@ class Softmin(RuntimeOp):
     residuals = ("y",)
     gradients = ("x",)
     kinds = {"dim": "int"}
-    needs_elements = True
+    needs_elements = ("N",)
     forward = (Rowwise.of(softmin_forward, kept=("...",), reduced=("N",)),)
     backward = (Rowwise.of(softmin_backward, kept=("...",), reduced=("N",)),)
 

@@ -184,7 +184,10 @@ def _check_indices(op: RuntimeOp, given: Mapping[str, Any], lib: _Torch) -> None
         values, size = given[tensor.name], extents[tensor.indexes]
         wrong = (values < 0) | (values >= size)
         other = ""
-        if tensor.unless:
+        if isinstance(tensor.unless, int):
+            wrong &= values != tensor.unless
+            other = f", or {tensor.unless}"
+        elif tensor.unless:
             wrong &= values != op.attrs[tensor.unless]
             other = f", or `{op.named.get(tensor.unless, tensor.unless)}`, which is {op.attrs[tensor.unless]}"
         if wrong.any():

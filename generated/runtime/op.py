@@ -55,8 +55,8 @@ class RuntimeOp:
     """Whether all stages are."""
     sliced: ClassVar[tuple[str, ...]] = ()
     """Axes of fixed extent that a kernel reads and writes part by part."""
-    needs_elements: ClassVar[bool] = False
-    """Whether there must be something to reduce, as for a maximum."""
+    needs_elements: ClassVar[tuple[str, ...]] = ()
+    """Axes that must have elements, as those of a maximum."""
     kinds: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """What each attr is: float, int or bool, with `?` where it may be None and `*2` for a pair; or its choices."""
 
@@ -203,6 +203,11 @@ class RuntimeOp:
     def numbers(self, given: Mapping[str, Any]) -> dict[str, float]:
         """The run-time numbers of a call: the scalars, and the Python numbers given for tensors."""
         taken = {f"{t.name}_number": v for t in self.tensors if t.scalar for v in (given.get(t.name),)}
+        for name, value in self.attrs.items():
+            whole = str(self.kinds.get(name)).startswith("int") and isinstance(value, int)
+            if whole and not (-(2**63) <= value < 2**63 and int(float(value)) == value):
+                public = self.named.get(name, name)
+                raise ValueError(f"{self.name}: `{public}` is {value}; it travels in float64, which does not hold it")
         try:
             own = {n: float(v) for n, v in self.scalars().items()}  # an int of 1 would become a constant of the kernel
             return {**own, **{n: float(v) if isinstance(v, (int, float)) else 0.0 for n, v in taken.items()}}

@@ -52,8 +52,8 @@ class Tensor:
     differentiable: bool = True
     indexes: str = ""
     """The axis whose coordinates its elements are."""
-    unless: str = ""
-    """The attr whose value an element may have instead."""
+    unless: str | int = ""
+    """The attr, or the number, whose value an element may have instead."""
     chosen: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
     """Other dims under a choice: its name, its values, and the dims."""
     init: float | str | None = None

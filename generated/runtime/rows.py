@@ -214,12 +214,23 @@ def of_finite(top, total):
 @triton.jit
 def logarithm(top, total):
     """The logarithm of a sum of exponentials of which the largest was taken out."""
-    shift = tl.where(isinf(top), 0.0, top)
+    return _less_largest(top, total) + tl.where(isinf(top), 0.0, top)
+
+
+@triton.jit
+def logarithm_less_largest(top, total):
+    """The same, less the largest, without the digits that it would take; an infinity less itself is no number."""
+    return tl.where(isinf(top), float("nan"), _less_largest(top, total))
+
+
+@triton.jit
+def _less_largest(top, total):
     if top.dtype == tl.float64:
-        return log(total) + shift
+        return log(total)
     else:
+        shift = tl.where(isinf(top), 0.0, top)
         rest = tl.fma(shift, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(top))
-        return log(total) - rest * 0.6931471805599453 + shift
+        return log(total) - rest * 0.6931471805599453
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import layout
@@ -39,6 +39,8 @@ IN_FLIGHT = 32 * 1024
 """Bytes that the programs of a multiprocessor load at a time: with more of them none is quicker, and there are more parts."""
 SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
+PROGRAMS = 2**31 - 1
+"""Programs of a launch at most: of more rows each has several."""
 BUSY = 4096
 """Warps that fill a device: below that rows are shared."""
 
@@ -55,15 +57,19 @@ class Rowwise(Stage):
     """Whether what is summed over the rows needs nothing of a whole row."""
     single: bool = False
     """Whether a row is walked over once."""
+    part_dtypes: Mapping[str, str] = field(default_factory=dict)
+    """What a program has of a reduction that several share, where it is no number like those computed with."""
 
     @staticmethod
     def of(function: Any, kept: tuple[str, ...], reduced: tuple[str, ...], finish: Any = None, by_columns: bool = False,
-           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None) -> Rowwise:  # fmt: skip
+           single: bool = False, when: Mapping[str, tuple[Any, ...]] | None = None,
+           part_dtypes: Mapping[str, str] | None = None) -> Rowwise:  # fmt: skip
         end = None if finish is None else Kernel.of(finish)
-        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single)
+        return Rowwise(Kernel.of(function), when or {}, kept, reduced, end, by_columns, single, part_dtypes or {})
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of the rows; one launch, two where rows are shared, and one more for each sum over rows."""
+        handed = {t.name for t in (*call.op.scratch, *call.op.saved) if t.name in call.given}
         bound = call.bound()
         extents = call.extents(bound)
         extents = {a: n for a, n in extents.items() if a[0] in (*self.kept, *self.reduced)}
@@ -77,10 +83,11 @@ class Rowwise(Stage):
             call.allocated(name, meta)
         if not call.backward:
             self._refuse_empty(call, extents)
+        written = self._written(call, handed)
         if space.count == 0 and call.backward:
             call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
-        elif any(math.prod(self._meta(call, n).shape) for n in self._written(call)):
-            self._launches(call, space)
+        elif any(math.prod(self._meta(call, n).shape) for n in written):
+            self._launches(call, space, written)
 
     @staticmethod
     def _meta(call: Call, name: str) -> Meta:
@@ -88,12 +95,12 @@ class Rowwise(Stage):
         assert isinstance(meta, Meta)
         return meta
 
-    def _written(self, call: Call) -> list[str]:
-        """What is written, buffers among it."""
+    def _written(self, call: Call, handed: Collection[str]) -> list[str]:
+        """What is written, buffers among it; not what earlier stages have `handed` on."""
         given = [n for n in call.op.updates if isinstance(call.given.get(n), Meta)]
-        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given]
+        return [n for n in (*call.wanted, *given) if n in self.names and n in call.given and n not in handed]
 
-    def _launches(self, call: Call, space: Space) -> None:
+    def _launches(self, call: Call, space: Space, written: Collection[str]) -> None:
         whole = call.bound()
         extents = call.extents(whole)
         bound = {n: layout.stretched(o, extents) for n, o in whole.items() if n in self.names} | {
@@ -113,16 +120,16 @@ class Rowwise(Stage):
                 launch = replace(launch, pointers={p: n for p, n in launch.pointers.items() if n not in call.outputs})
             call.launches.append(launch)
             call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
-        elif self.finish is None or not self._sums(call):
+        elif self.finish is None or not self._sums(call, written):
             call.launches.append(self._spread(launch))
         elif (shares := self._shares(launch)) > 1:
             self._shared(call, self.finish, launch, shares)
         else:
             call.launches.append(launch)
 
-    def _sums(self, call: Call) -> bool:
+    def _sums(self, call: Call, written: Collection[str]) -> bool:
         """Whether nothing that has elements is written: under some choices an output may be the elements themselves."""
-        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in self._written(call))
+        return all(layout.names(call.declared[n].dims).isdisjoint(self.reduced) for n in written)
 
     def _spread(self, launch: Launch) -> Launch:
         """Without a reduction programs may share the elements of a row as they are; under some choices there may be one."""
@@ -153,7 +160,7 @@ class Rowwise(Stage):
         span = cdiv(cdiv(values["n_reduced"], shares), block_r) * block_r
         parts = cdiv(values["n_reduced"], span)
         scratch = {
-            p.name[:-4]: Meta(self._part_dtype(call), (parts, n_kept), (n_kept, 1))
+            p.name[:-4]: Meta(self.part_dtypes.get(p.name[:-9], call.compute), (parts, n_kept), (n_kept, 1))
             for p in finish.abi.params
             if p.name.endswith("_part_ptr")
         }
@@ -169,17 +176,13 @@ class Rowwise(Stage):
         call.scratch |= scratch
         call.launches += [first, second]
 
-    def _part_dtype(self, call: Call) -> str:
-        """What a program keeps of a reduction: truths, counts, or values."""
-        kinds = {t.dtype for t in call.op.outputs}
-        return "bool" if kinds == {"bool"} else "i64" if kinds == {"i64"} else call.compute
-
     # -------------------------------------------------------------------------------- spaces
 
     def _refuse_empty(self, call: Call, extents: Mapping[Axis, int]) -> None:
         """What has the axes of a row is empty where they are, as in torch; one value a row there would have to be."""
         single = any(set(self.reduced).isdisjoint(layout.names(t.dims)) for t in call.op.outputs)
-        if single and call.op.needs_elements and any(n == 0 for a, n in extents.items() if a[0] in self.reduced):
+        needed = set(self.reduced) & set(call.op.needs_elements)
+        if single and any(n == 0 for a, n in extents.items() if a[0] in needed):
             raise IndexError(
                 f"{call.op.name}: nothing to reduce: an extent is 0, and a maximum or minimum of nothing has no value"
             )
@@ -340,9 +343,10 @@ class Tile:
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
         most = 1 << (max(split.n_kept, 1) - 1).bit_length()
+        least = 1 << (max(cdiv(split.n_kept, PROGRAMS), 1) - 1).bit_length()
         if once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
             block_r = max(512, min(STEP // 2, 1 << (STEP // row_bytes).bit_length() >> 1))
-            return Tile(1, block_r, True, 4, 1, split.n_kept, STAGES)
+            return Tile(least, block_r, True, 4, least, cdiv(split.n_kept, least), STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
             block_r = min(padded, max(1, TILE // 4 // block_k))
@@ -351,6 +355,7 @@ class Tile:
             block_r = padded if padded <= whole else min(CHUNK if single else TILE // 2, padded // 2)
             few = ROW_BYTES // row_bytes if partial else 2048 if block_r < 1024 else 1
             block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
+        block_k = max(block_k, least)
         loop = split.n_reduced > block_r or split.n_reduced == 0
         warps = min(32 if block_r > TILE else 16, max(2, block_k * block_r // 512))
         rows = cdiv(split.n_kept, block_k)

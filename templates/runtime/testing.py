@@ -86,7 +86,8 @@ class Case:
         self.tensors: tuple[Tensor, ...] = (*op.inputs, *op.params, *op.buffers)
         stretching = [t for t in self.tensors if t.broadcast]
         crossed = ("crossed",) if len(self.tensors) > 1 else ()
-        shapes = [n for n, shape in _SHAPES.items() if 0 not in shape or not op.needs_elements]
+        packs = {d.axes[0] for t in self.tensors for d in parse_dims(t.dims) if d.pack}
+        shapes = [n for n, shape in _SHAPES.items() if 0 not in shape or packs.isdisjoint(op.needs_elements)]
         self.layouts = (*shapes, *_LAYOUTS, *crossed, *(_BROADCASTS if len(stretching) > 1 else ()))
         kinds = {t.dtype for t in self.tensors}
         self.dtypes: tuple[str, ...] = FLOATS if kinds & {"float", "number", "any"} else ()
@@ -121,7 +122,10 @@ class Case:
         if "bool" in (tensor.dtype, dtype) and "bool" in tensor.dtypes:
             return (torch.rand(shape, generator=generator) < 0.5).to(DEVICE)
         if tensor.indexes:
-            return torch.randint(0, below, shape, generator=generator).to(DEVICE)
+            places = torch.randint(0, below, shape, generator=generator)
+            if isinstance(tensor.unless, int):
+                places = torch.where(torch.rand(shape, generator=generator) < 0.3, tensor.unless, places)
+            return places.to(DEVICE)
         if tensor.dtype in ("int", *INTS) or (dtype in INTS and dtype in tensor.dtypes):
             low, high = self.domains.get(tensor.name, (-9, 9))
             whole = torch.randint(int(max(low, -9)), int(min(high, 9)) + 1, shape, generator=generator)

@@ -134,7 +134,7 @@ def test_tensors() -> None:
         ("axis", [("H", None)]),
         ("pack", [("R", None)]),
     ]
-    assert (op.tensor("idx").dtype, op.tensor("idx").indexes, op.tensor("idx").or_attr) == ("int", "H", "ignore")
+    assert (op.tensor("idx").dtype, op.tensor("idx").indexes, op.tensor("idx").or_else) == ("int", "H", "ignore")
     assert op.tensor("value").scalar and op.tensor("mask").broadcast and not op.tensor("x").broadcast
     weight, bias = op.params
     assert weight.optional and weight.default and weight.default.value == 1 and weight.arg == "gain"

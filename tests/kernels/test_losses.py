@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import generated  # noqa: E402
+from generated.runtime import rowwise  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH  # noqa: E402
 from tests.kernels import test_rows as rows  # noqa: E402
 
@@ -21,7 +22,7 @@ op_class, case, tensors, attrs_of = rows.op_class, rows.case, rows.tensors, rows
 NAN, INF = math.nan, math.inf
 LOSSES = [n for n in rows.ROWS if "reduction" in op_class(n).kinds]
 STRETCHING = [n for n in LOSSES if all(t.broadcast for t in tensors(n))]
-CLASSES = [n for n in LOSSES if any(t.unless for t in tensors(n))]
+CLASSES = [n for n in LOSSES if any(t.unless == "ignore_index" for t in tensors(n))]
 
 
 def reductions(name: str) -> tuple[str, ...]:
@@ -216,6 +217,21 @@ def test_an_ignored_class_among_the_others(name: str) -> None:
         agree(name, {"x": x, "target": target, "weight": tensor_of_weights(4)}, {**attrs, "ignore_index": ignored})
 
 
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("ignored", [2**24, -(2**24), 2**31 - 2, 2**40, -(2**63)])
+def test_an_ignored_class_that_float32_does_not_hold(name: str, ignored: int, kind: Any) -> None:
+    """Whole numbers are compared as such: one more than it is another class, and none that exists."""
+    beside = [v for v in (ignored + 1, ignored - 1) if -(2**31) <= v < 2**31 or kind is torch.int64 and -(2**63) <= v]
+    there = [ignored] if kind is torch.int64 or -(2**31) <= ignored < 2**31 else []
+    target = whole([1, *there, *beside], kind)
+    x = logits(name, (len(target), 3))
+    y = getattr(generated, name)(x, target, ignore_index=ignored, reduction="none")
+    assert y[0].isfinite() and not y[1 : 1 + len(there)].any() and y[1 + len(there) :].isnan().all()
+    with pytest.raises(ValueError, match="`ignore_index` is 9007199254740993; it travels in float64"):
+        getattr(generated, name)(x, target, ignore_index=2**53 + 1)
+
+
 def tensor_of_weights(count: int) -> Any:
     return torch.linspace(0.5, 2.0, count, device=DEVICE)
 
@@ -286,25 +302,83 @@ def test_logits_far_from_zero() -> None:
     assert not dx.isnan().any() and dx[2].tolist()[0] == -1
 
 
-@pytest.mark.parametrize("name", CLASSES)
+INDEXED = [n for n in LOSSES if any(t.indexes for t in tensors(n))]
+"""Losses that take one element a row by an index."""
+
+
+def indices(name: str) -> Any:
+    return next(t for t in tensors(name) if t.indexes)
+
+
+def walled(value: Any) -> Any:
+    """The numbers inside memory of large ones: whoever reads beside them is found out."""
+    if not value.is_floating_point():
+        return value
+    memory = torch.full([n + 2 for n in value.shape], 1e30, device=DEVICE, dtype=value.dtype)
+    inside = memory[tuple(slice(1, -1) for _ in value.shape)]
+    return inside.copy_(value)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.25}, {"z_loss": 1e-4}, {"softcap": 2e4}], ids=str)
+@pytest.mark.parametrize("shape", [(6, 40), (2, rows.WHOLE + 5)], ids=str)
+def test_digits_of_logits_far_from_zero(options: dict[str, float], shape: tuple[int, int]) -> None:
+    """C033: 1e4 away from 0 the loss of each row, which is about 4, and the gradient keep the digits that float32 has."""
+    x = (logits("", shape) + whole([1e4, -1e4], torch.float32).repeat(shape[0] // 2)[:, None]).bfloat16().float()
+    x += logits("", shape).round()
+    attrs = {**attrs_of("cross_entropy"), "reduction": "none", **options}
+    weight = tensor_of_weights(shape[1])
+    for given in ({"x": x, "target": whole([3, 39] * (shape[0] // 2)), "weight": w} for w in (None, weight)):
+        for key, got, want in rows.pair("cross_entropy", given, attrs):
+            size = want.abs().max().item()
+            inside = (
+                1e4 * options["softcap"] / 1e4 if "softcap" in options else 0.0
+            )  # the bent logits are themselves rounded
+            allowed = 64 * 2.0**-23 * (size + inside * (size if key == "dx" else 1))
+            assert (got.cpu().double() - want).abs().max() <= allowed, (key, options, got, want)
+
+
+@pytest.mark.parametrize("name", INDEXED)
 @pytest.mark.parametrize("wrong", [3, -1, 4, 2**31 - 1, -(2**31), 2**40])
 def test_a_class_that_does_not_exist(name: str, wrong: int) -> None:
     """C031: its loss is NaN, and neither a neighbour's row nor the memory around is read: the others are as ever."""
-    memory = torch.full((6, 5), 1e30, device=DEVICE)
-    x = memory[1:5, 1:4]
-    x.copy_(logits(name, (4, 3)))
-    target = whole([0, wrong, 2, 1], torch.int64)
-    weight = torch.full((9,), 1e30, device=DEVICE)[3:6].fill_(2.0)
-    for w, reduction in itertools.product((None, weight), reductions(name)):
-        leaf = x.detach().requires_grad_()
-        y = getattr(generated, name)(leaf, target, w, reduction=reduction)
-        if reduction != "none":
-            assert y.isnan()
+    key = indices(name)
+    if isinstance(key.unless, int) and wrong < 0:
+        return  # none is meant
+    good = {n: walled(v) for n, v in rows.filled(name, (4, 3)).items()}
+    bad = {**good, key.name: good[key.name].clone()}
+    good[key.name][1:2], bad[key.name][1, ...] = 0, wrong
+    others = whole([0, 2, 3])
+    for attrs, weighted in itertools.product(each(name), (True, False)):
+        absent = {t.name: None for t in tensors(name) if t.optional and not weighted}
+        found, usual = ({**v, **absent} for v in (bad, good))
+        if attrs["reduction"] != "none":
+            assert rows.call(name, found, attrs)[0].isnan()
             continue
-        usual = getattr(generated, name)(x, whole([0, 0, 2, 1]), w, reduction=reduction)
-        assert y[1].isnan() and torch.equal(y[[0, 2, 3]], usual[[0, 2, 3]])
-        (dx,) = torch.autograd.grad(y[[0, 2, 3]].sum(), leaf)
-        assert dx[[0, 2, 3]].isfinite().all() and dx[[0, 2, 3]].abs().max() < 3
+        results = []
+        for given in (found, usual):
+            leaves = rows.leaves(given, op_class(name).gradients)
+            (y,) = rows.call(name, leaves, attrs)
+            (dx,) = torch.autograd.grad(y[others].sum(), leaves["x"])
+            results.append((y.detach(), dx))
+        assert results[0][0][1].isnan() and results[1][0].isfinite().all()
+        assert all(torch.equal(a[others], b[others]) for a, b in zip(*results))
+        assert results[0][1][others].abs().max() < 10
+
+
+@pytest.mark.parametrize("name", [n for n in INDEXED if n not in CLASSES])
+def test_debugging_names_an_index_without_a_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C019: as for the losses that ignore a class; a number that means none is no fault."""
+    key, given = indices(name), rows.filled(name, (4, 3))
+    monkeypatch.setenv("PULLBACK_DEBUG", "1")
+    rows.call(name, given, attrs_of(name))
+    for wrong in (9, -2, 3):
+        target = given[key.name].to(torch.int32)
+        target[(2,) + (1,) * (target.dim() - 1)] = wrong
+        place = "(2,)" if target.dim() == 1 else "(2, 1)"
+        other = f", or {key.unless}" if isinstance(key.unless, int) else ""
+        with pytest.raises(IndexError) as caught:
+            rows.call(name, {**given, key.name: target}, attrs_of(name))
+        assert str(caught.value) == f"{name}: `{key.public}` is {wrong} at {place}; it takes 0 to 2{other}"
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -322,3 +396,40 @@ def test_debugging_names_a_class_that_does_not_exist(name: str, monkeypatch: pyt
                 function(leaf, whole([[0, 1], [wrong, 2]], torch.int32))
             text = f"{name}: `target` is {wrong} at (1, 0); it takes 0 to 2, or `ignore_index`, which is -100"
             assert str(caught.value) == text
+
+
+# ---------------------------------------------------------------------------------------------- pairs of targets and classes
+
+
+@pytest.mark.parametrize("name", rows.PAIRING)
+def test_targets_before_the_first_negative_one(name: str) -> None:
+    """None, one, all, the same one twice, and what stands behind the first negative one, which counts nothing."""
+    x = logits(name, (6, 5))
+    target = whole(
+        [[-1, 2, 3, 1, 0], [4, -1, 4, 4, 4], [0, 1, 2, 3, 4], [2, 2, -1, 0, 0], [1, 3, 1, 3, -1], [0, 0, 0, 0, 0]]
+    )
+    for attrs, kind in itertools.product(each(name), (torch.int32, torch.int64)):
+        agree(name, {"x": x, "target": target.to(kind)}, attrs)
+    x = torch.zeros_like(x)
+    y = getattr(generated, name)(x, target, "none")
+    assert y[0] == 0 and y[2] == 0 and (y[[1, 3, 4, 5]] > 0).all()
+    assert torch.equal(getattr(generated, name)(x[1], target[1]), y[1])  # a row alone
+
+
+@pytest.mark.parametrize("name", rows.PAIRING)
+@pytest.mark.parametrize(("shape", "turned"), [((1, 33), False), ((2, 70), True)], ids=str)
+def test_pairs_in_steps_and_shares(
+    name: str, shape: tuple[int, int], turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of several steps, and those that several programs share, forward and backward; the same bits every time."""
+    monkeypatch.setattr(rowwise, "SHARE", 64)
+    given = rows.filled(name, shape)
+    given = {n: v.mT.contiguous().mT if turned else v for n, v in given.items()}
+    attrs = {**attrs_of(name), "reduction": "none"}
+    agree(name, given, attrs)
+    runs = [once(name, given, attrs) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    metas = {n: rows.meta(v) for n, v in given.items()}
+    plan = op_class(name)(reduction="none").plan_forward(metas)
+    assert turned or any(x.kernel.function.fn.__name__.endswith("_finish") for x in plan.launches)
+    assert any(x.values.get("LOOP") for x in plan.launches)
