@@ -1,8 +1,7 @@
 """Composition: a group of nodes of a recorded graph becomes the text of one op's spec.
 
 Takes a graph, the places of the group's nodes and the specs of their ops, returns the YAML of an op that does what they do.
-Its formulas are those of the specs, their gradients chained by the chain rule; around an op that is not elementwise they are
-`auto`. It is text: whoever uses it loads and verifies it like any other.
+Its formulas are those of the specs, its gradients theirs by the chain rule, or `auto`. It is text: whoever uses it loads and verifies it like any other.
 
     relu_1 = relu(x), mul_1 = mul(relu_1, w)   ->   - op: relu_mul
                                                       forward: |
@@ -12,31 +11,38 @@ Its formulas are those of the specs, their gradients chained by the chain rule; 
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.chain import Values, chained, flows
 from codegen.formula import RESERVED, identifier_fault
-from codegen.fused import PLACE, Composed, Names, NotFused, composed, computed, names_in, number, pruned
+from codegen.fused import Composed, Names, NotFused, composed, computed, names_in, number, pruned
 from codegen.groups import FLOATS, Argument, Graph, Member, Node, Step, axes_of, boundary, label, same
 from codegen.spec import (
+    PACK,
     AttrDecl,
-    Binary,
     Binding,
+    Call,
     Domain,
     Expr,
     Name,
+    Number,
     OpSpec,
     TensorDecl,
     Text,
+    Unary,
     class_name,
     spell,
 )
 
 _LONGEST = 48
 """Characters of a name that is made of those of ops."""
+_LONGEST_REFERENCE = 400
+"""Characters of a reference that is made of those of the steps."""
 _TAKEN = ("call", "torch", "math", "triton", "tl")
 """Names that an emitted module uses itself."""
 
@@ -55,14 +61,24 @@ class Composition:
 
 
 def compose(
-    graph: Graph, nodes: Sequence[int], specs: Mapping[str, OpSpec], members: Mapping[int, Member]
+    graph: Graph,
+    nodes: Sequence[int],
+    specs: Mapping[str, OpSpec],
+    members: Mapping[int, Member],
+    derived: bool = False,
+    kept: bool = False,
 ) -> Composition:
     """The op that does what these nodes do.
+
+    Args:
+        derived: whether its gradients are `auto`, instead of those of the specs, chained.
+        kept: whether the result of the op that is not `...` alone is an output too, also where only the group reads it: its
+            backward may need it, and cannot compute it again.
 
     Raises:
         NotFused: where a node says of its op what its spec does not.
     """
-    return _Composer(graph, tuple(sorted(nodes)), specs, members).composition()
+    return _Composer(graph, tuple(sorted(nodes)), specs, members, derived, kept).composition()
 
 
 def op_name(words: str, taken: Collection[str]) -> str:
@@ -105,11 +121,23 @@ class _Attr:
 
 class _Composer:
     def __init__(
-        self, graph: Graph, nodes: tuple[int, ...], specs: Mapping[str, OpSpec], members: Mapping[int, Member]
+        self,
+        graph: Graph,
+        nodes: tuple[int, ...],
+        specs: Mapping[str, OpSpec],
+        members: Mapping[int, Member],
+        derived: bool,
+        kept: bool,
     ) -> None:
+        self.derived = derived
         self.graph, self.nodes, self.specs, self.members = graph, nodes, specs, members
         self.outside, self.visible = boundary(graph, nodes)
-        self.axes = {} if all(members[k].plain for k in nodes) else axes_of(graph, members, nodes)
+        self.anchor = next((k for k in nodes if not members[k].plain), None)
+        if kept:
+            if self.anchor is None:
+                raise NotFused("every result is computed again")
+            self.visible = tuple(dict.fromkeys((*self.visible, *graph.nodes[self.anchor].outputs.values())))
+        self.axes = {} if self.anchor is None else axes_of(graph, members, nodes)
         self.names = Names({*RESERVED, *_TAKEN})
         self.results: dict[str, str] = {}
         self.tensors: dict[str, _Tensor] = {}
@@ -122,12 +150,13 @@ class _Composer:
             self.steps.append(self._step(k))
         parts, forward = composed(self.steps, self.specs, self.names)
         requires = self._requires(parts)
-        entries, let = self._backward(parts)
+        entries, let = self._backward(parts, forward)
         outputs = [self.results[t] for t in self.visible]
         read = {n for e in entries.values() for n in _read(e)} | {n for b in let for n in names_in(b.expr)}
         forward = pruned(forward, [*outputs, *read])
         ops = [s.op for s in self.steps]
-        return Composition(_words(ops), "\n".join(self._lines(forward, let, entries, requires)) + "\n")
+        lines = self._lines(forward, let, entries, requires, self._reference(parts))
+        return Composition(_words(ops), "\n".join(lines) + "\n")
 
     # -------------------------------------------------------------------------------- names
 
@@ -173,10 +202,9 @@ class _Composer:
         """The dims in which a tensor is declared."""
         if self.axes is None:
             raise NotFused("its axes are not those of one op")
-        if not self.axes:
+        if self.anchor is None:
             return ("...",)
-        anchor = next(self.members[k] for k in self.nodes if not self.members[k].plain)
-        whole = max(anchor.tensors, key=lambda t: len(t.dims))
+        whole = max(self.members[self.anchor].tensors, key=lambda t: len(t.dims))
         there = self.axes[tensor]
         return tuple(w for w in whole.dims if label(w) in there)
 
@@ -206,9 +234,7 @@ class _Composer:
         if not decl.scalar:
             raise NotFused(f"`{node.name}` has a number for `{decl.name}` of `{node.op}`, which takes a tensor")
         name = self.names.free(decl.name, node.op)
-        (made,) = node.outputs.values()
-        whole = isinstance(value, int) and self.graph.tensors[made].dtype not in FLOATS
-        kind = "type: int, " if whole else ""
+        kind = "type: int, " if self._is_whole(value, node) else ""
         self.attrs.append(_Attr(name, f"{{{kind}default: {spell(number(value))}}}"))
         return name
 
@@ -216,7 +242,11 @@ class _Composer:
         """A choice is taken as the node has it; so is a number that nobody chose. Any other is an attr of the fused op."""
         usual = _usual(attr)
         value = node.attrs.get(attr.name, usual)
-        if attr.axis or attr.size or attr.keeps:
+        if not _is_of(attr, value):
+            raise NotFused(f"`{attr.name}` of `{node.name}` is {value!r}, which `{op.name}` does not take")
+        if attr.keeps and not self._gives_reduced(attr.keeps):
+            constants[attr.name] = bool(value)
+        elif attr.axis or attr.size or attr.keeps:
             names[attr.name] = name = self.names.free(attr.name, op.name)
             self.attrs.append(_Attr(name, _structural(attr, value)))
         elif value is None:
@@ -226,9 +256,36 @@ class _Composer:
             constants[attr.name] = value
         else:
             names[attr.name] = name = self.names.free(attr.name, op.name)
-            kind = "" if attr.type == "float" else f"type: {attr.type}, "
+            kind = "" if attr.type == "float" and not self._is_whole(value, node) else "type: int, "
             kind += "" if attr.arity is None else f"tuple: {attr.arity}, "
             self.attrs.append(_Attr(name, f"{{{kind}default: {_value(value)}}}", _widened(attr, op.domain, value)))
+
+    def _is_whole(self, value: Any, node: Node) -> bool:
+        """Whether a number stays an int: one beside ints alone."""
+        (made,) = node.outputs.values()
+        read = [t for t in (*node.inputs.values(), made) if isinstance(t, str)]
+        whole = not isinstance(value, tuple) and float(value).is_integer()
+        return whole and not any(self.graph.tensors[t].dtype in FLOATS for t in read)
+
+    def _gives_reduced(self, axis: str) -> bool:
+        """Whether a result that others read lacks an axis: then whoever calls the fused op says whether an extent of 1 stays.
+
+        Raises:
+            NotFused: where besides it is read beside what has the axis, which holds for extents that stay alone.
+        """
+        axes = self.axes or {}
+        lacking = [t for t in self.visible if axis not in axes[t]]
+        for k in self.nodes:
+            node = self.graph.nodes[k]
+            (made,) = node.outputs.values()
+            inner = [
+                t
+                for t in node.inputs.values()
+                if isinstance(t, str) and t in axes and self.graph.makers.get(t) in self.nodes
+            ]
+            if lacking and axis in axes[made] and any(axis not in axes[t] for t in inner):
+                raise NotFused("a result without the reduced axis is given, and read beside what has it")
+        return bool(lacking)
 
     def _requires(self, parts: Sequence[Composed]) -> list[str]:
         out: dict[str, None] = {}
@@ -244,53 +301,40 @@ class _Composer:
 
     # -------------------------------------------------------------------------------- gradients
 
-    def _backward(self, parts: Sequence[Composed]) -> tuple[dict[str, Expr | str], list[Binding]]:
+    def _backward(
+        self, parts: Sequence[Composed], forward: Sequence[Binding]
+    ) -> tuple[dict[str, Expr | str], list[Binding]]:
         """The entry of each float tensor, by its name, and the statements that they share."""
-        flows: dict[str, str] = {}
-        for tensor in self.visible:
-            if self.graph.tensors[tensor].dtype in FLOATS:
-                flows[self.results[tensor]] = "formula"
-        chained = not self.axes
-        for part in reversed(parts):
-            for name, kind in _passed(part, flows.get(part.step.result, "not_differentiable")):
-                flows[name] = min(flows.get(name, "not_differentiable"), kind, key=_STRONGER.index)
-                chained = chained and not _is_auto(part.op)
-        floats = {t.name: flows.get(t.name, "not_differentiable") for t in self.tensors.values() if t.dtype == "float"}
-        if not chained:
-            return {n: "auto" if flow == "formula" else flow for n, flow in floats.items()}, []
-        let, found = self._chain(parts)
-        return {n: found.get(n, "zero" if flow == "formula" else flow) for n, flow in floats.items()}, let
-
-    def _chain(self, parts: Sequence[Composed]) -> tuple[list[Binding], dict[str, Expr]]:
-        """The chain rule over the specs' own gradients: shared statements, and by name the sum of what comes to it."""
-        found: dict[str, Expr] = {
-            self.results[t]: Name(f"d{self.results[t]}", PLACE)
-            for t in self.visible
-            if self.graph.tensors[t].dtype in FLOATS
-        }
-        let: list[Binding] = []
-        stopped = {s.result for s in self.steps if s.stopped}
-        own = {t.name for t in self.tensors.values()} | set(self.results.values())
-        for part in reversed(parts):
-            total, backward = found.pop(part.step.result, None), part.op.backward
-            if total is None or backward is None or not backward.differentiable:
-                continue
-            if not isinstance(total, Name):
-                name = self.names.free(f"d_{part.step.result}")
-                let.append(Binding(name, total, PLACE))
-                total = Name(name, PLACE)
-            more: dict[str, Expr] = {f"d{part.op.outputs[0].name}": total}
-            for b in backward.let:
-                more[b.name] = Name(self.names.free(b.name, part.op.name), PLACE)
-                let.append(Binding(spell(more[b.name]), part.read(b.expr, more), PLACE, b.comment, b.above))
-            for entry in backward.entries:
-                name = part.step.names.get(entry.name, "")
-                if entry.expr is not None and name in own and name not in stopped:
-                    value = part.read(entry.expr, more)
-                    found[name] = Binary("+", found[name], value, PLACE) if name in found else value
-        return pruned(let, {n for v in found.values() for n in names_in(v)}), found
+        named = {**{t: v.name for t, v in self.tensors.items()}, **self.results}
+        axes = {name: self.axes[t] if self.axes else frozenset({PACK}) for t, name in named.items()}
+        seeds = tuple(self.results[t] for t in self.visible if self.graph.tensors[t].dtype in FLOATS)
+        floats = tuple(t.name for t in self.tensors.values() if t.dtype == "float")
+        values = Values(axes, tuple(self.results.values()), seeds, floats)
+        flow = flows(parts, values)
+        if self.derived:
+            return {n: "auto" if kind == "formula" else kind for n, kind in flow.items()}, []
+        let, found = chained(parts, forward, values, self.names)
+        return {n: found.get(n, "zero" if kind == "formula" else kind) for n, kind in flow.items()}, let
 
     # -------------------------------------------------------------------------------- text
+
+    def _reference(self, parts: Sequence[Composed]) -> str:
+        """The references of the steps, one in the other; nothing where a step has none, or it is too long to be read."""
+        texts: dict[str, str] = {}
+        for part in parts:
+            if not part.op.reference:
+                return ""
+            known = {n: _python(v, texts) for n, v in part.values.items()}
+            known |= {
+                t.name: "None" for t in part.op.arguments if t.name not in {**part.step.names, **part.step.constants}
+            }
+            text = ast.unparse(_Replaced(known).visit(ast.parse(part.op.reference, mode="eval")))
+            texts[part.step.result] = f"({text}).detach()" if part.step.stopped else text
+            if len(text) > _LONGEST_REFERENCE:
+                return ""
+        results = [texts[self.results[t]] for t in self._ordered()]
+        whole = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        return "" if len(whole) > _LONGEST_REFERENCE or ": " in whole or " #" in whole else whole
 
     def _lines(
         self,
@@ -298,6 +342,7 @@ class _Composer:
         let: Sequence[Binding],
         entries: Mapping[str, Expr | str],
         requires: Sequence[str],
+        reference: str,
     ) -> list[str]:
         out = [f"  doc: {self._doc()}"]
         for key, wanted in (("inputs", False), ("params", True)):
@@ -322,6 +367,7 @@ class _Composer:
             out.append("  backward:")
             out += ["    let: |", *("  " + line for line in _statements(let))] if let else []
             out += [f"    {n}: {e if isinstance(e, str) else spell(e)}" for n, e in entries.items()]
+        out += [f"  reference: {reference}"] if reference else []
         return [*out, "  fuses: |", *(f"    {_spelled(s)}" for s in self.steps)]
 
     def _ordered(self) -> list[str]:
@@ -337,26 +383,32 @@ class _Composer:
         return f"{', '.join(ops[:-1])} and {ops[-1]} in one kernel."
 
 
-_STRONGER = ("formula", "zero", "not_differentiable")
+class _Replaced(ast.NodeTransformer):
+    """Names replaced by the expressions that they stand for."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self.known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self.known[node.id], mode="eval").body if node.id in self.known else node
 
 
-def _passed(part: Composed, flow: str) -> list[tuple[str, str]]:
-    """What flows from a step's result to each of the names that it reads."""
-    backward = part.op.backward
-    if flow == "not_differentiable" or backward is None or not backward.differentiable:
-        return []
-    kinds = {e.name: e.kind for e in backward.entries}
-    out = []
-    for key, name in part.step.names.items():
-        value = part.values.get(key)
-        if key in kinds and isinstance(value, Name):  # what is stopped is no plain name
-            kind = {"auto": "formula"}.get(kinds[key], kinds[key])
-            out.append((name, max(flow, kind, key=_STRONGER.index)))
-    return out
-
-
-def _is_auto(op: OpSpec) -> bool:
-    return op.backward is not None and any(e.kind == "auto" for e in op.backward.entries)
+def _python(value: Expr | None, texts: Mapping[str, str]) -> str:
+    """A value of a step as Python: the reference of a result in its place."""
+    match value:
+        case None:
+            return "None"
+        case Call("stop_gradient", (inner,), _, _, _):
+            return _python(inner, texts)
+        case Name(id, _) if id in ("true", "false"):
+            return id.capitalize()
+        case Name(id, _):
+            return texts.get(id, id)
+        case Call("tuple", args, _, _, _):
+            return f"({', '.join(_python(a, texts) for a in args)},)"
+        case Number() | Unary():
+            return re.sub(r"inf|nan", lambda m: f'float("{m.group()}")', spell(value))
+    return spell(value)
 
 
 def _check_node(node: Node, op: OpSpec) -> None:
@@ -375,6 +427,18 @@ def _usual(attr: AttrDecl) -> Any:
     if isinstance(attr.default, Text):
         return attr.default.value
     return None if attr.default is None else computed(attr.default)
+
+
+def _is_of(attr: AttrDecl, value: Any) -> bool:
+    """Whether an attr may have this value, or none."""
+    if value is None:
+        return True
+    if attr.type in ("enum", "bool"):
+        return value in attr.enum if attr.enum else isinstance(value, bool)
+    return all(
+        isinstance(v, (int, float)) and not isinstance(v, bool)
+        for v in (value if isinstance(value, tuple) else (value,))
+    )
 
 
 def _structural(attr: AttrDecl, value: Any) -> str:

@@ -160,21 +160,27 @@ class _Finder:
         there = self._there(nodes, self.patterns)
         if there:
             return Group(named, there)
-        try:
-            made = compose(self.graph, nodes, self.known, self.members)
-        except NotFused as fault:
-            return Group(named, reason=str(fault))
-        if made.body not in self.proofs:
-            op, self.proofs[made.body] = self._proved(made, nodes)
-            if op is not None:
-                self.known[op.name] = op
-                self.patterns.append(pattern(op))
-                return Group(named, op.name, made.text(op.name))
-        return Group(named, reason=self.proofs[made.body])
+        reason = ""
+        for derived, kept in ((False, False), (True, False), (False, True)):
+            try:
+                made = compose(self.graph, nodes, self.known, self.members, derived, kept)
+            except NotFused as fault:
+                reason = reason or str(fault)
+                continue
+            if made.body not in self.proofs:
+                op, self.proofs[made.body] = self._proved(made, nodes)
+                if op is not None:
+                    self.known[op.name] = op
+                    self.patterns.append(pattern(op))
+                    return Group(named, op.name, made.text(op.name))
+            reason = reason or self.proofs[made.body]
+        return Group(named, reason=reason)
 
     def _there(self, nodes: tuple[int, ...], patterns: Iterable[Pattern]) -> str:
         for one in sorted(patterns, key=lambda p: (len(p.outputs), p.op)):
-            if len(one.steps) == len(nodes) and any(o.nodes == nodes for o in groups.places(self.graph, one)):
+            if len(one.steps) == len(nodes) and any(
+                o.nodes == nodes for o in groups.places(self.graph, one, self._member)
+            ):
                 return one.op
         return ""
 

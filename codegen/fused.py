@@ -91,6 +91,11 @@ def member(op: OpSpec, attrs: Mapping[str, Any]) -> Member | None:
     return None if found.plain and _asks_axes(op) else found
 
 
+def _is_plain(op: OpSpec) -> bool:
+    found = member(op, {})
+    return found is not None and found.plain
+
+
 def _argument(decl: TensorDecl) -> Argument | None:
     dims = (
         words(", ".join(_word(d.kind, [f.name for f in d.factors], d.factors[0].fixed) for d in decl.axes.dims))
@@ -156,9 +161,20 @@ class Composed:
     optional: frozenset[str]
     """Names of the fused op that may be None."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether all tensors of the step's op are `...`."""
+        return _is_plain(self.op)
+
     def read(self, expr: Expr, more: Mapping[str, Expr] | None = None) -> Expr:
         """An expression of the step's op in the names of the fused op, its choices taken."""
         return _Reading({**self.values, **(more or {})}, self.optional).read(expr)
+
+    def statement(self, name: str, binding: Binding, more: Mapping[str, Expr] | None = None) -> Binding:
+        """A statement of the step's op under a new name. Its comment goes where a part of it is left out: it may speak of that."""
+        reading = _Reading({**self.values, **(more or {})}, self.optional)
+        expr = reading.read(binding.expr)
+        return Binding(name, expr, PLACE, "" if reading.shorter else binding.comment, binding.above)
 
 
 def composed(
@@ -188,7 +204,7 @@ def composed(
         values |= {n: Name(new, PLACE) for n, new in inner.items()}
         one = Composed(step, op, values, frozenset(optional))
         out.append(one)
-        bindings += [Binding(inner[b.name], one.read(b.expr), PLACE, b.comment, b.above) for b in op.forward]
+        bindings += [one.statement(inner[b.name], b) for b in op.forward]
     return out, bindings
 
 
@@ -259,6 +275,8 @@ class _Reading:
 
     def __init__(self, values: Mapping[str, Expr | None], optional: Collection[str]) -> None:
         self.values, self.optional = values, optional
+        self.shorter = False
+        """Whether something was left out."""
 
     def read(self, expr: Expr) -> Expr:
         match expr:
@@ -279,10 +297,14 @@ class _Reading:
             case IfElse(cond, then, other, span):
                 decided = self.decide(cond)
                 if isinstance(decided, bool):
+                    self.shorter = True
                     return self.read(then if decided else other)
                 return IfElse(decided, self.read(then), self.read(other), span)
             case Binary(op, left, right, span):
-                return _dropped(Binary(op, self.read(left), self.read(right), span))
+                whole = Binary(op, self.read(left), self.read(right), span)
+                left_over = _dropped(whole)
+                self.shorter = self.shorter or left_over is not whole
+                return left_over
             case Call():
                 words = tuple(Keyword(k.name, self.read(k.value), k.span) for k in expr.keywords)
                 return replace(expr, args=tuple(self.read(a) for a in expr.args), keywords=words)
@@ -372,6 +394,11 @@ def confirm(op: OpSpec, known: Mapping[str, OpSpec], report: Report) -> None:
     if not op.fuses:
         return
     span = op.fuses[0].span
+    apart = [s.op for s in steps(op) if s.op in known and not _is_plain(known[s.op])]
+    if len(apart) > 1:
+        report.error(span, "bad-step", f"`{op.name}` stands for {' and '.join(f'`{n}`' for n in apart)}, whose axes have names of their own",
+                     "one step may have other axes than `...`")  # fmt: skip
+        return
     try:
         whole = _whole(op, known)
     except NotFused as fault:

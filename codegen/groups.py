@@ -265,6 +265,8 @@ def space(member: Member, shapes: Mapping[str, Shape]) -> Space | None:
         return None
     whole = max(present, key=lambda t: len(t.dims))
     shape = shapes[whole.name]
+    if member.axis and whole.labels == {PACK, member.axis}:
+        return _placed(member, shape)
     ranks = {w: 1 for w in whole.dims if not w.endswith(PACK)}
     packs = [w for w in whole.dims if w.endswith(PACK)]
     known = {t.dims[0]: len(shapes[t.name]) for t in present if len(t.dims) == 1 and t.dims != (PACK,)}
@@ -277,8 +279,6 @@ def space(member: Member, shapes: Mapping[str, Shape]) -> Space | None:
     if len(free) > 1 or rest < 0 or (rest and not free):
         return None
     ranks |= dict.fromkeys(free, rest)
-    if member.axis and whole.labels == {PACK, member.axis}:
-        return _placed(member, shape)
     names = [label(w) for w in whole.dims for _ in range(ranks[w])]
     return tuple(zip(names, shape, strict=True))
 
@@ -425,9 +425,7 @@ def in_order(graph: Graph, block: Sequence[int]) -> bool:
 def axes_of(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> dict[str, frozenset[str]] | None:
     """The axes of each tensor of a group around one op that is not plain, in that op's names; None where they are not those."""
     anchor = next(k for k in nodes if not known[k].plain)
-    member, node = known[anchor], graph.nodes[anchor]
-    named = {t.name: (node.inputs.get(t.name) or node.outputs.get(t.name)) for t in member.tensors}
-    tensors = {n: t for n, t in named.items() if isinstance(t, str)}
+    member, tensors = known[anchor], _tensors(graph, anchor, known[anchor])
     shapes = {n: graph.tensors[t].shape for n, t in tensors.items()}
     where = space(member, shapes)
     if where is None or not fits(member, shapes):
@@ -445,6 +443,13 @@ def axes_of(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> 
     stored = [(t, "") for t in outside] + [(t, kept) for t in visible]
     good = all(graph.tensors[t].shape == expected(found[t], where, keep) for t, keep in stored)
     return found if good else None
+
+
+def _tensors(graph: Graph, k: int, member: Member) -> dict[str, str]:
+    """The tensors of a node, by the names that its op has for them."""
+    node = graph.nodes[k]
+    given = {t.name: node.inputs.get(t.name) or node.outputs.get(t.name) for t in member.tensors}
+    return {n: t for n, t in given.items() if isinstance(t, str)}
 
 
 def _aligned(graph: Graph, node: Node, where: Space, found: dict[str, frozenset[str]]) -> bool:
@@ -525,7 +530,7 @@ class Occurrence:
     outputs: Mapping[str, str]
 
 
-def occurrences(graph: Graph, patterns: Iterable[Pattern]) -> tuple[Occurrence, ...]:
+def occurrences(graph: Graph, patterns: Iterable[Pattern], member: Knows) -> tuple[Occurrence, ...]:
     """Places where fused ops stand for nodes, no node in two, in the order of the graph.
 
     Patterns of more steps come first, then those of fewer results, then by name; places in the order of the graph.
@@ -535,7 +540,7 @@ def occurrences(graph: Graph, patterns: Iterable[Pattern]) -> tuple[Occurrence, 
     taken: set[int] = set()
     found = []
     for pattern in ordered:
-        for place in places(graph, pattern):
+        for place in places(graph, pattern, member):
             joined = [min(place.nodes) if k in place.nodes else b for k, b in enumerate(block)]
             if not taken & set(place.nodes) and in_order(graph, joined):
                 taken |= set(place.nodes)
@@ -544,7 +549,7 @@ def occurrences(graph: Graph, patterns: Iterable[Pattern]) -> tuple[Occurrence, 
     return tuple(sorted(found, key=lambda o: o.nodes))
 
 
-def places(graph: Graph, pattern: Pattern) -> Iterator[Occurrence]:
+def places(graph: Graph, pattern: Pattern, member: Knows) -> Iterator[Occurrence]:
     """Every place where a fused op could stand, also where they overlap."""
     seen: set[tuple[int, ...]] = set()
     order = _connected(pattern)
@@ -552,7 +557,7 @@ def places(graph: Graph, pattern: Pattern) -> Iterator[Occurrence]:
         if node.op != order[0].op:
             continue
         for bound, nodes in _extended(graph, order, {}, (), (seed,)):
-            found = _occurrence(graph, pattern, bound, tuple(sorted(nodes)))
+            found = _occurrence(graph, pattern, bound, tuple(sorted(nodes)), member)
             if found is not None and found.nodes not in seen:
                 seen.add(found.nodes)
                 yield found
@@ -629,7 +634,9 @@ def same(one: object, other: object) -> bool:
     return nan or one == other
 
 
-def _occurrence(graph: Graph, pattern: Pattern, bound: Bound, nodes: tuple[int, ...]) -> Occurrence | None:
+def _occurrence(
+    graph: Graph, pattern: Pattern, bound: Bound, nodes: tuple[int, ...], known: Knows
+) -> Occurrence | None:
     """The occurrence, if the graph lets the fused op stand there."""
     results = {s.result: bound[s.result][1] for s in pattern.steps}
     attrs = {n: bound[n][1] for n in pattern.attrs if n in bound and bound[n][0] == "value"}
@@ -637,31 +644,59 @@ def _occurrence(graph: Graph, pattern: Pattern, bound: Bound, nodes: tuple[int, 
     outputs = {n: results[n] for n in pattern.outputs}
     if len(attrs) < len(pattern.attrs) or set(results.values()) & {v for v in operands.values() if isinstance(v, str)}:
         return None
-    outside, visible = boundary(graph, nodes)
-    if not set(visible) <= set(outputs.values()):
+    if not set(boundary(graph, nodes)[1]) <= set(outputs.values()):
         return None
     inner = {n for s in pattern.steps for n in s.names.values()} & results.keys()
     if any(s.stopped != (results[s.result] in graph.stopped) for s in pattern.steps if s.result in inner):
         return None
     member = pattern.member(attrs)
-    if member is None or not _takes(graph, member, operands, outputs):
+    steps = {k: m for k in nodes if (m := known(graph.nodes[k])) is not None}
+    if member is None or len(steps) < len(nodes) or not _takes(graph, member, steps, operands, outputs):
         return None
     block = [min(nodes) if k in nodes else k for k in range(len(graph.nodes))]
     return Occurrence(pattern, nodes, attrs, operands, outputs) if in_order(graph, block) else None
 
 
-def _takes(graph: Graph, member: Member, operands: Mapping[str, Operand], outputs: Mapping[str, str]) -> bool:
-    """Whether a fused op takes these operands, and its results are those of the graph."""
-    dtypes = set[str]()
-    shapes: dict[str, Shape] = {}
+def _takes(
+    graph: Graph,
+    member: Member,
+    steps: Mapping[int, Member],
+    operands: Mapping[str, Operand],
+    outputs: Mapping[str, str],
+) -> bool:
+    """Whether a fused op takes these operands, and its results are those of its steps."""
+    named: dict[str, str] = {}
     for tensor in member.tensors:
         value = outputs.get(tensor.name, operands.get(tensor.name))
         if isinstance(value, str):
-            told = graph.tensors[value]
-            if told.dtype not in tensor.dtypes:
+            named[tensor.name] = value
+            if graph.tensors[value].dtype not in tensor.dtypes:
                 return False
-            shapes[tensor.name] = told.shape
-            dtypes |= set() if tensor.role == "param" else {told.dtype}
         elif not (tensor.optional if value is None else tensor.scalar and not isinstance(value, bool)):
             return False
-    return len(dtypes & set(FLOATS)) <= 1 and len(dtypes & {"i32", "i64"}) <= 1 and fits(member, shapes)
+    shapes = {n: graph.tensors[t].shape for n, t in named.items()}
+    return (
+        alike(graph, steps, tuple(steps)) and fits(member, shapes) and _same_axes(graph, member, steps, named, shapes)
+    )
+
+
+def _same_axes(
+    graph: Graph, member: Member, steps: Mapping[int, Member], named: Mapping[str, str], shapes: Mapping[str, Shape]
+) -> bool:
+    """Whether each tensor has the axes in the fused op that it has in the steps; shapes alone may agree by chance."""
+    apart = [k for k in steps if not steps[k].plain]
+    if member.plain or len(apart) > 1:
+        return not apart
+    where = space(member, shapes)
+    if where is None:
+        return False
+    if not apart:
+        return all(aligned(shapes[t.name], where) == t.labels for t in member.tensors if t.name in named)
+    found = axes_of(graph, steps, sorted(steps))
+    own = _tensors(graph, apart[0], steps[apart[0]])
+    theirs = space(steps[apart[0]], {n: graph.tensors[t].shape for n, t in own.items()})
+    if found is None or theirs is None or [n for _, n in theirs] != [n for _, n in where]:
+        return False
+    pairs = {(mine, other) for (mine, _), (other, _) in zip(where, theirs)}
+    renamed = {t.name: {other for mine, other in pairs if mine in t.labels} for t in member.tensors if t.name in named}
+    return all(found[named[n]] & {other for _, other in pairs} == axes for n, axes in renamed.items())

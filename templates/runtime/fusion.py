@@ -2,8 +2,8 @@
 
 Takes a graph as it is recorded (the mapping that `pullback fuse` reads as JSON) and classes of ops. No torch here.
 
-    matches(graph, [AddNorm])        -> (Replacement(nodes=("add_1", "norm_1"), op=AddNorm, ...),)
-    candidates(graph, {"add": Add})  -> (("add_1", "norm_1"),)
+    matches(graph, {"sum_gate": SumGate, ...})  -> (Replacement(nodes=("sum_1", "gate_1"), op=SumGate, ...),)
+    candidates(graph, {"gate": Gate, ...})      -> (("sum_1", "gate_1"),)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import groups
-from .groups import Argument, Graph, Member, Operand, Pattern
+from .groups import Argument, Graph, Member, Node, Operand, Pattern
 from .op import RuntimeOp
 from .plan import Tensor
 
@@ -33,22 +33,21 @@ class Replacement:
     """By the op's outputs: the tensor of the graph that it makes. Other results of the nodes are no more."""
 
 
-def matches(graph: Mapping[str, Any], ops: Iterable[type[RuntimeOp]]) -> tuple[Replacement, ...]:
+def matches(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> tuple[Replacement, ...]:
     """Where fused ops can stand for nodes of a graph, no node in two.
 
-    A fused op stands for nodes that are its steps, with its constants and choices, if its operands have the dtypes and shapes
+    A fused op stands for nodes that are its steps, with its constants and choices, if its operands have the dtypes and axes
     that it takes, nothing else reads what it does not give, and gradients are stopped where its steps say so. Ops of more
     steps come first.
 
     Args:
         graph: a recorded graph.
-        ops: classes; those without `fuses` stand for nothing.
+        ops: the class of each op by its name: those with `fuses`, and those of their steps.
 
     Raises:
         groups.GraphFault: where the mapping is no graph, naming the place.
     """
-    by_name = {op.name: op for op in ops if op.fuses}
-    return tuple(_replacements(groups.read(graph), by_name))
+    return tuple(_replacements(groups.read(graph), ops))
 
 
 def candidates(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> tuple[tuple[str, ...], ...]:
@@ -62,16 +61,18 @@ def candidates(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> 
         groups.GraphFault: where the mapping is no graph, naming the place.
     """
     read = groups.read(graph)
-    done = [r.nodes for r in _replacements(read, {n: op for n, op in ops.items() if op.fuses})]
-    found = groups.groups(read, lambda node: _inside(ops.get(node.op), node.attrs))
+    done = [r.nodes for r in _replacements(read, ops)]
+    found = groups.groups(read, lambda node: _inside(ops, node))
     named = (tuple(read.nodes[k].name for k in nodes) for nodes in found)
     return tuple(nodes for nodes in named if not any(set(nodes) <= set(one) for one in done))
 
 
 def _replacements(graph: Graph, ops: Mapping[str, type[RuntimeOp]]) -> Iterable[Replacement]:
-    for o in groups.occurrences(graph, [_pattern(op) for op in ops.values()]):
-        names = tuple(graph.nodes[k].name for k in o.nodes)
-        yield Replacement(names, ops[o.pattern.op], o.attrs, o.operands, o.outputs)
+    patterns = [_pattern(op) for op in ops.values() if op.fuses]
+    for o in groups.occurrences(graph, patterns, lambda node: _inside(ops, node)):
+        op, names = ops[o.pattern.op], tuple(graph.nodes[k].name for k in o.nodes)
+        attrs = {n: int(v) if op.kinds[n] == "int" and isinstance(v, float) else v for n, v in o.attrs.items()}
+        yield Replacement(names, op, attrs, o.operands, o.outputs)
 
 
 def _pattern(op: type[RuntimeOp]) -> Pattern:
@@ -79,9 +80,10 @@ def _pattern(op: type[RuntimeOp]) -> Pattern:
     return Pattern(op.name, op.fuses, outputs, tuple(op.kinds), lambda attrs: member(op, attrs))
 
 
-def _inside(op: type[RuntimeOp] | None, attrs: Mapping[str, Any]) -> Member | None:
-    """What an op is to a group: one of several results ends it."""
-    return None if op is None or len(op.outputs) != 1 else member(op, attrs)
+def _inside(ops: Mapping[str, type[RuntimeOp]], node: Node) -> Member | None:
+    """What a node is to a group: one of an op that is not known, or has several results, ends it."""
+    op = ops.get(node.op)
+    return None if op is None or len(op.outputs) != 1 else member(op, node.attrs)
 
 
 def member(op: type[RuntimeOp], attrs: Mapping[str, Any]) -> Member | None:
@@ -98,6 +100,7 @@ def member(op: type[RuntimeOp], attrs: Mapping[str, Any]) -> Member | None:
     known = [[a for a in side if a is not None] for side in (arguments, outputs)]
     if len(known[0]) < len(arguments) or len(known[1]) < len(outputs) or set(op.kinds) - set(attrs):
         return None
+    attrs = {n: v for n, v in attrs.items() if n in op.kinds}
     axis, at, keeps = op(**attrs).axis_position() or ("", None, False)
     ranks = {a: len(v) if isinstance(v, tuple) else 1 for a, n in op.sized.items() if (v := attrs[n]) is not None}
     return Member(tuple(known[0]), tuple(known[1]), axis, at, keeps, ranks)
