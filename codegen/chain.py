@@ -86,7 +86,7 @@ def chained(
             total = add(Binding(names.free(f"d_{part.step.result}"), total, PLACE))
         more: dict[str, Expr] = {f"d{part.op.outputs[0].name}": total}
         for b in backward.let:
-            more[b.name] = add(part.statement(names.free(b.name, part.op.name), b, more))
+            more[b.name] = add(part.statement(names.free(b.name, f"{part.op.name}_{b.name}"), b, more))
         for entry in backward.entries:
             target = part.values.get(entry.name)
             if entry.kind == "auto":

@@ -20,7 +20,7 @@ from typing import Any
 
 from codegen.chain import Values, chained, flows
 from codegen.formula import RESERVED, identifier_fault
-from codegen.fused import Composed, Names, NotFused, composed, computed, names_in, number, pruned
+from codegen.fused import Composed, Names, NotFused, Reading, composed, computed, names_in, number, pruned
 from codegen.groups import FLOATS, Argument, Graph, Member, Node, Step, axes_of, boundary, label, same
 from codegen.spec import (
     PACK,
@@ -166,7 +166,7 @@ class _Composer:
         made = {t: k for k in self.nodes for t in self.graph.nodes[k].outputs.values()}
         for tensor in sorted(self.visible, key=lambda t: (made[t] != last, made[t])):
             node = self.graph.nodes[made[tensor]]
-            self.results[tensor] = self._free(next(iter(node.outputs)), node.op)
+            self.results[tensor] = self._free(output := next(iter(node.outputs)), f"{node.op}_{output}")
         for k in self.nodes:
             for argument in self.members[k].arguments:
                 operand = self.graph.nodes[k].inputs.get(argument.name)
@@ -176,7 +176,7 @@ class _Composer:
             node = self.graph.nodes[k]
             ((output, tensor),) = node.outputs.items()
             if tensor not in self.results:
-                self.results[tensor] = self.names.free(output, node.op)
+                self.results[tensor] = self.names.free(output, f"{node.op}_{output}")
 
     def _given(self, tensor: str, argument: Argument, k: int) -> None:
         """One tensor that the group reads, and one way in which it does."""
@@ -184,7 +184,7 @@ class _Composer:
         if tensor not in self.tensors:
             wish = argument.name if value.role == "node" else identifier(tensor.rpartition(".")[2], argument.name)
             name = self._free(
-                wish, identifier(tensor, argument.name) if value.role != "node" else self.graph.nodes[k].op
+                wish, identifier(tensor, wish) if value.role != "node" else f"{self.graph.nodes[k].op}_{wish}"
             )
             dtype = "float" if value.dtype in FLOATS else "bool" if value.dtype == "bool" else "int"
             self.tensors[tensor] = _Tensor(name, self._dims(tensor), dtype)
@@ -194,9 +194,9 @@ class _Composer:
             if d.name == argument.name:
                 found.domain = (max(found.domain[0], d.low), min(found.domain[1], d.high))
 
-    def _free(self, wish: str, prefix: str) -> str:
+    def _free(self, wish: str, other: str) -> str:
         """A tensor's name, and with it what is called after it: its gradient, what that is summed in."""
-        return self.names.free(wish, prefix, lambda n: [p + n + s for p in ("", "d") for s in ("", "_sum", "_parts")])
+        return self.names.free(wish, other, lambda n: [p + n + s for p in ("", "d") for s in ("", "_sum", "_parts")])
 
     def _dims(self, tensor: str) -> tuple[str, ...]:
         """The dims in which a tensor is declared."""
@@ -233,7 +233,7 @@ class _Composer:
         """A number in a tensor's place is an attr of the fused op: its value is the model's."""
         if not decl.scalar:
             raise NotFused(f"`{node.name}` has a number for `{decl.name}` of `{node.op}`, which takes a tensor")
-        name = self.names.free(decl.name, node.op)
+        name = self.names.free(decl.name, f"{node.op}_{decl.name}")
         kind = "type: int, " if self._is_whole(value, node) else ""
         self.attrs.append(_Attr(name, f"{{{kind}default: {spell(number(value))}}}"))
         return name
@@ -247,7 +247,7 @@ class _Composer:
         if attr.keeps and not self._gives_reduced(attr.keeps):
             constants[attr.name] = bool(value)
         elif attr.axis or attr.size or attr.keeps:
-            names[attr.name] = name = self.names.free(attr.name, op.name)
+            names[attr.name] = name = self.names.free(attr.name, f"{op.name}_{attr.name}")
             self.attrs.append(_Attr(name, _structural(attr, value)))
         elif value is None:
             if not attr.optional:
@@ -255,7 +255,7 @@ class _Composer:
         elif attr.type in ("enum", "bool") or (usual is not None and same(value, usual)):
             constants[attr.name] = value
         else:
-            names[attr.name] = name = self.names.free(attr.name, op.name)
+            names[attr.name] = name = self.names.free(attr.name, f"{op.name}_{attr.name}")
             kind = "" if attr.type == "float" and not self._is_whole(value, node) else "type: int, "
             kind += "" if attr.arity is None else f"tuple: {attr.arity}, "
             self.attrs.append(_Attr(name, f"{{{kind}default: {_value(value)}}}", _widened(attr, op.domain, value)))
@@ -292,10 +292,7 @@ class _Composer:
         for part in parts:
             for requirement in part.op.requires:
                 expr = part.read(requirement.expr)
-                told = computed(expr)
-                if told is False:
-                    raise NotFused(f"`{part.op.name}` requires {requirement.text}")
-                if told is None:
+                if computed(expr) is None:
                     out[spell(expr)] = None
         return list(out)
 
@@ -420,6 +417,10 @@ def _check_node(node: Node, op: OpSpec) -> None:
             raise NotFused(f"`{node.name}` has the attr `{key}`, which `{op.name}` does not")
     if list(node.outputs) != [op.outputs[0].name]:
         raise NotFused(f"`{node.name}` has other outputs than `{op.name}`")
+    given = {a.name: v for a in op.attrs if (v := node.attrs.get(a.name, _usual(a))) is not None and _is_of(a, v)}
+    for requirement in op.requires:
+        if computed(Reading({n: number(v) for n, v in given.items()}).read(requirement.expr)) is False:
+            raise NotFused(f"`{op.name}` requires {requirement.text}")
 
 
 def _usual(attr: AttrDecl) -> Any:

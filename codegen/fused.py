@@ -136,15 +136,15 @@ def pattern(op: OpSpec) -> Pattern:
 
 
 class Names:
-    """Names that are free, and readable: the one that is wished for, one with a prefix, or one with a number."""
+    """Names that are free, and readable: the one that is wished for, a longer one, or one with a number."""
 
     def __init__(self, taken: Collection[str]) -> None:
         self.taken = set(taken)
 
-    def free(self, wish: str, prefix: str = "", beside: Callable[[str], Collection[str]] = lambda name: ()) -> str:
-        """A name, taken from now on, and with it those that come `beside` it."""
-        prefixed = f"{prefix}_{wish}" if prefix else wish
-        tries = [wish, prefixed, *(f"{prefixed}_{k}" for k in range(2, len(self.taken) + 3))]
+    def free(self, wish: str, other: str = "", beside: Callable[[str], Collection[str]] = lambda name: ()) -> str:
+        """The wished name, the other one, or that with a number; taken from now on, and with it what comes `beside` it."""
+        longer = other or wish
+        tries = [wish, longer, *(f"{longer}_{k}" for k in range(2, len(self.taken) + 3))]
         found = next(n for n in tries if not self.taken & {n, *beside(n)})
         self.taken |= {found, *beside(found)}
         return found
@@ -168,11 +168,11 @@ class Composed:
 
     def read(self, expr: Expr, more: Mapping[str, Expr] | None = None) -> Expr:
         """An expression of the step's op in the names of the fused op, its choices taken."""
-        return _Reading({**self.values, **(more or {})}, self.optional).read(expr)
+        return Reading({**self.values, **(more or {})}, self.optional).read(expr)
 
     def statement(self, name: str, binding: Binding, more: Mapping[str, Expr] | None = None) -> Binding:
         """A statement of the step's op under a new name. Its comment goes where a part of it is left out: it may speak of that."""
-        reading = _Reading({**self.values, **(more or {})}, self.optional)
+        reading = Reading({**self.values, **(more or {})}, self.optional)
         expr = reading.read(binding.expr)
         return Binding(name, expr, PLACE, "" if reading.shorter else binding.comment, binding.above)
 
@@ -200,7 +200,9 @@ def composed(
                 hint = nearest(key, values)
                 raise NotFused(f"`{op.name}` has no argument `{key}`" + (f": {hint}" if hint else ""))
         result = op.outputs[0].name
-        inner = {b.name: step.result if b.name == result else names.free(b.name, step.op) for b in op.forward}
+        inner = {
+            b.name: step.result if b.name == result else names.free(b.name, f"{step.op}_{b.name}") for b in op.forward
+        }
         values |= {n: Name(new, PLACE) for n, new in inner.items()}
         one = Composed(step, op, values, frozenset(optional))
         out.append(one)
@@ -270,10 +272,10 @@ def spelled(value: int | float) -> str:
     return repr(value)
 
 
-class _Reading:
+class Reading:
     """Rewrites expressions: names replaced, conditions decided where they can be, neutral constants dropped."""
 
-    def __init__(self, values: Mapping[str, Expr | None], optional: Collection[str]) -> None:
+    def __init__(self, values: Mapping[str, Expr | None], optional: Collection[str] = ()) -> None:
         self.values, self.optional = values, optional
         self.shorter = False
         """Whether something was left out."""
