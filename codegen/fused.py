@@ -24,6 +24,7 @@ from codegen.groups import Argument, Member, Pattern, Step, words
 from codegen.infer import infer
 from codegen.ir import Graph
 from codegen.primitives import Array
+from codegen.safety import check_safety
 from codegen.sample import NoSample, Sampler
 from codegen.spec import (
     CLASSES,
@@ -430,6 +431,18 @@ def confirm(op: OpSpec, known: Mapping[str, OpSpec], report: Report) -> None:
         report.error(
             span, "no-sample", f"`{op.name}` and its steps cannot be compared: no attrs and extents are allowed"
         )
+
+
+def unsafe(op: OpSpec, variant: Variant, known: Mapping[str, OpSpec]) -> frozenset[str]:
+    """Outputs and tensors whose formula, or gradient, is unsafe in float32 where it is what the steps make: there the chain of
+    the steps overflows too."""
+    whole = _whole(op, known)
+    found = set[str]()
+    for one in variants(whole, atoms(whole, Report()), Report()):
+        if all(variant.get(key, value) == value for key, value in one.values):
+            graph = infer(whole, one, Report())
+            found |= set(check_safety(whole, one, autodiff.complete(graph), Report())) if graph is not None else set()
+    return frozenset(found)
 
 
 def _whole(op: OpSpec, known: Mapping[str, OpSpec]) -> OpSpec:

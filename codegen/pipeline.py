@@ -66,13 +66,16 @@ def verify_ops(
     for done, op in enumerate(ops):
         tick(f"verifying {op.name}", done, len(ops))
         before = len(report.errors)
-        verdicts[op.name] = verdict = verify.verify_op(op, report)
-        if op.fuses and verdict.ok:  # each step was checked by itself, and rounds no more here than there
+        verdict = verify.verify_op(op, report)
+        if verdict.ok:
             fused.confirm(op, named, report)
-            verdicts[op.name] = replace(verdict, ok=len(report.errors) == before)
-            continue
+            verdict = replace(verdict, ok=len(report.errors) == before)
+        verdicts[op.name] = verdict
         for one in verdict.checked if verdict.ok else ():
-            safety.check_safety(op, one.variant, one.graph, report)
+            unsafe = safety.check_safety(op, one.variant, one.graph, Report() if op.fuses else report)
+            if op.fuses and unsafe:
+                accepted = fused.unsafe(op, one.variant, named)
+                safety.check_safety(op, one.variant, one.graph, report, accepted)
     return verdicts
 
 
