@@ -64,9 +64,7 @@ def read(path: Path, shown: str, report: Report) -> Graph | None:
         report.error(Span(shown, error.lineno, error.colno), "not-json", f"not JSON: {error.msg}")
     except GraphFault as fault:
         line, col = _place(text, fault.near)
-        report.error(
-            Span(shown, line, col), "bad-graph", str(fault), "it is what `Graph.describe` of a recorded graph gives"
-        )
+        report.error(Span(shown, line, col), "bad-graph", str(fault), "docs/fusion.md says what a graph is")
     except (RecursionError, ValueError) as error:
         report.error(Span(shown, 1, 1), "not-json", f"not JSON: {str(error).partition(';')[0]}")
     return None
@@ -179,7 +177,7 @@ class _Finder:
     def _there(self, nodes: tuple[int, ...], patterns: Iterable[Pattern]) -> str:
         for one in sorted(patterns, key=lambda p: (len(p.outputs), p.op)):
             if len(one.steps) == len(nodes) and any(
-                o.nodes == nodes for o in groups.places(self.graph, one, self._member)
+                o.nodes == nodes for o in groups.places(self.graph, one, self._member, nodes)
             ):
                 return one.op
         return ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -549,12 +549,12 @@ def occurrences(graph: Graph, patterns: Iterable[Pattern], member: Knows) -> tup
     return tuple(sorted(found, key=lambda o: o.nodes))
 
 
-def places(graph: Graph, pattern: Pattern, member: Knows) -> Iterator[Occurrence]:
-    """Every place where a fused op could stand, also where they overlap."""
+def places(graph: Graph, pattern: Pattern, member: Knows, among: Collection[int] | None = None) -> Iterator[Occurrence]:
+    """Every place where a fused op could stand, also where they overlap; `among` some nodes alone."""
     seen: set[tuple[int, ...]] = set()
     order = _connected(pattern)
-    for seed, node in enumerate(graph.nodes):
-        if node.op != order[0].op:
+    for seed in range(len(graph.nodes)) if among is None else sorted(among):
+        if graph.nodes[seed].op != order[0].op:
             continue
         for bound, nodes in _extended(graph, order, {}, (), (seed,)):
             found = _occurrence(graph, pattern, bound, tuple(sorted(nodes)), member)
