@@ -1,4 +1,4 @@
-"""The command line: `pullback generate | check | verify | explain | list`.
+"""The command line: `pullback generate | check | verify | explain | list | fuse`.
 
 Takes arguments, prints findings and results, and exits with 0 where all is good, 1 where something was found, 2 where
 it was called wrongly. Results go to stdout; progress, warnings and errors to stderr.
@@ -110,7 +110,7 @@ def verify(ops: tuple[str, ...]) -> None:
         specs = pipeline.load_specs(project.config, project.root, report)
         if report.errors:
             return ()
-        verdicts = pipeline.verify_ops(pipeline.selected(specs, ops), report, tick)
+        verdicts = pipeline.verify_ops(pipeline.selected(specs, ops), report, tick, specs)
         return [pipeline.verdict_line(verdict) for verdict in verdicts.values()]
 
     for line in _run(work):
@@ -141,6 +141,47 @@ def list_(as_json: bool) -> None:
     click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
 
 
+@main.command()
+@click.argument("graph", metavar="GRAPH.json", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "file", metavar="FILE.yaml", help="The spec file to add to; fused.yaml among the specs by default."
+)
+@click.option("--dry-run", is_flag=True, help="Print the specs instead of writing them.")
+@click.option(
+    "--check", "only", is_flag=True, help="Write nothing; exit with 1 where an op could be fused and is not there."
+)
+def fuse(graph: Path, file: str | None, dry_run: bool, only: bool) -> None:
+    """Compose chains of a recorded graph into fused ops in your specs.
+
+    Elementwise ops that follow each other become one op; so does one op along rows or with axes of its own, with the
+    elementwise ops before and after it. Each composed op is verified before it is written. `pullback generate` makes its
+    kernels; lowering then uses it wherever its steps occur.
+    """
+
+    def work(project: Project, report: Report, tick: pipeline.Tick) -> pipeline.Fused:
+        return pipeline.fuse(project, graph, file, report, write=not (dry_run or only), tick=tick)
+
+    found = _run(work)
+    for group in found.groups:
+        if group.reason:
+            click.echo(f"note: {', '.join(group.nodes)} cannot be one op: {group.reason}", err=True)
+        elif not dry_run:
+            word = (
+                "stands for"
+                if not group.text
+                else "could stand for" if only else f"written to {found.file}, stands for"
+            )
+            click.echo(f"{group.op}: {word} {', '.join(group.nodes)}")
+    if dry_run and found.new:
+        click.echo("\n".join(group.text for group in found.new).rstrip("\n"))
+    elif found.new:
+        click.echo(f"next: pullback {'fuse' if only else 'generate'}")
+    elif not any(group.op for group in found.groups):
+        click.echo("nothing to fuse")
+    if only and found.new:
+        sys.exit(FINDINGS)
+
+
 def _table(rows: Sequence[dict[str, object]]) -> str:
     if not rows:
         return "no ops"
@@ -167,6 +208,8 @@ def _run(work: Callable[[Project, Report, pipeline.Tick], T], ends_on_errors: bo
     try:
         result = work(project, report, progress)
     except pipeline.UnknownOp as fault:
+        _fail(progress, str(fault), MISUSE)
+    except pipeline.BadTarget as fault:
         _fail(progress, str(fault), MISUSE)
     except TreeError as fault:
         _fail(progress, str(fault), FINDINGS)

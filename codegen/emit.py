@@ -10,20 +10,23 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import black
 import jinja2
 from black.mode import TargetVersion
 
-from codegen import manifest
+from codegen import groups, manifest
 from codegen.config import Config
 from codegen.diagnostics import Report
 from codegen.explain import residual_names
+from codegen.fusion_steps import steps
 from codegen.ir import Node, Tensor
 from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
@@ -92,6 +95,9 @@ def render(
 
 
 def _runtime(config: Config) -> Iterable[GeneratedFile]:
+    """What all ops share, copied as it is: the templates, and the one module that generator and runtime have in common."""
+    shared = Path(groups.__file__).read_bytes().replace(b"\r\n", b"\n")
+    yield GeneratedFile(f"{config.output}/runtime/groups.py", shared, ())
     folder = manifest.templates() / "runtime"
     for path in sorted(folder.glob("*.py")):
         content = path.read_bytes().replace(b"\r\n", b"\n")
@@ -214,6 +220,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "docstring": _docstring(plan, m), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "sized": [(axis, a.name) for a in op.attrs for axis in a.size],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
+        "fuses": [_step(s) for s in steps(op)],
         "tensor_arguments": [(t.name, t.arg or t.name) for t in op.arguments],
     }  # fmt: skip
 
@@ -233,6 +240,24 @@ def _stage(plan: OpPlan, text: StageText) -> str:
         words.append("part_dtypes={" + ", ".join(f'"{n}": "{dtype}"' for n, dtype in dtypes) + "}")
     words += [f"{flag}=True" for flag in ("by_columns", "single") if getattr(text.kernel, flag, False)]
     return f"Rowwise.of({', '.join([*words, *when])})"
+
+
+def _step(step: groups.Step) -> str:
+    """A step that a fused op stands for, as the class states it."""
+    names = ", ".join(f'"{k}": "{v}"' for k, v in step.names.items())
+    constants = ", ".join(f'"{k}": {_literal(v)}' for k, v in step.constants.items())
+    words = [f'"{step.result}"', f'"{step.op}"', f"{{{names}}}"]
+    words += [f"{{{constants}}}"] if constants else []
+    return f"Step({', '.join([*words, *(['stopped=True'] if step.stopped else [])])})"
+
+
+def _literal(value: Any) -> str:
+    """A constant as Python."""
+    if isinstance(value, tuple):
+        return f"({', '.join(_literal(v) for v in value)},)"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
 
 
 def _when(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:

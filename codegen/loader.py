@@ -18,6 +18,7 @@ from typing import Any
 
 from codegen.diagnostics import Diagnostic, Note, Report, Span, nearest
 from codegen.formula import RESERVED, Anchor, identifier_fault, parse_block, parse_expr, reference_fault
+from codegen.fusion_steps import check_steps
 from codegen.spec import (
     COUNTER,
     DTYPES,
@@ -55,7 +56,7 @@ from codegen.yamltree import Sequence as YamlSequence
 
 OP_KEYS = (
     "op", "doc", "inputs", "params", "buffers", "state", "attrs", "sizes", "requires", "domain", "signature", "outputs",
-    "forward", "update", "backward", "reference", "schedule",
+    "forward", "update", "backward", "reference", "fuses", "schedule",
 )  # fmt: skip
 TENSOR_KEYS = (
     "axes",
@@ -315,7 +316,8 @@ class _OpReader:
         op = OpSpec(
             name.text, name.span, self.file, self._line(tree, "doc"), groups["input"], groups["param"], groups["buffer"],
             groups["state"], attrs, self._sizes(tree), self._requires(tree), self._domain(tree), self._signature(tree, groups, attrs),
-            outputs, forward, self._update(tree), self._backward(tree), self._line(tree, "reference"), self._line(tree, "schedule"),
+            outputs, forward, self._update(tree), self._backward(tree), self._line(tree, "reference"), self._steps(tree),
+            self._line(tree, "schedule"),
         )  # fmt: skip
         self._consistent(op, tree)
         return op if len(self.report.errors) == self.started else None
@@ -1002,6 +1004,17 @@ class _OpReader:
         entries = self._entries(value, ("save", "let"), ("auto", "zero", "not_differentiable"))
         return Backward(True, self._let(value), entries, save, value.span)
 
+    def _steps(self, tree: Mapping) -> Formula:
+        """The steps of a fused op. Their results are names of the graph that it stands for, not of its own formula."""
+        value = tree.get("fuses")
+        if value is None:
+            return ()
+        before = len(self.report.errors)
+        formula = self.block(value, "`fuses`")
+        if not formula and len(self.report.errors) == before:
+            self.fault(value.span, "empty-formula", "`fuses` holds no statement")
+        return formula
+
     # -------------------------------------------------------------------------------- the whole
 
     def _consistent(self, op: OpSpec, tree: Mapping) -> None:
@@ -1038,6 +1051,8 @@ class _OpReader:
                 "write formulas, `auto`, or `backward: not_differentiable`",
             )
         self._check_schedule(op, tree)
+        if op.fuses and len(self.report.errors) == self.started:
+            check_steps(op, self.report)
         public = [(t.arg, t.span) for t in op.arguments] + [(a.public, a.span) for a in op.attrs]
         for place, (name, span) in enumerate(public):
             if name in [n for n, _ in public[:place]]:

@@ -11,7 +11,7 @@ The stages are imported where they are called: `check` of an unchanged tree need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from codegen.diagnostics import Report
 from codegen.tree import Finding, GeneratedFile, Written
 
 if TYPE_CHECKING:
+    from codegen.fuse import Group
     from codegen.spec import OpSpec
     from codegen.verify import Verdict
 
@@ -30,6 +31,10 @@ Tick = Callable[[str, int, int], None]
 
 class UnknownOp(Exception):
     """A name that no spec declares: text and hint."""
+
+
+class BadTarget(Exception):
+    """A path to which no spec can be written."""
 
 
 def quiet(text: str, done: int, total: int) -> None:
@@ -46,16 +51,31 @@ def load_specs(config: Config, root: Path, report: Report) -> tuple[OpSpec, ...]
     return loader.load([root / folder for folder in config.specs], report, root)
 
 
-def verify_ops(ops: Sequence[OpSpec], report: Report, tick: Tick = quiet) -> dict[str, Verdict]:
-    """The verdict of each op, by its name."""
-    from codegen import safety, verify
+def verify_ops(
+    ops: Sequence[OpSpec], report: Report, tick: Tick = quiet, known: Sequence[OpSpec] = ()
+) -> dict[str, Verdict]:
+    """The verdict of each op, by its name.
 
+    Args:
+        known: every op that is declared, among them those that fused ops stand for.
+    """
+    from codegen import fused, safety, verify
+
+    named = {op.name: op for op in (*known, *ops)}
     verdicts = {}
     for done, op in enumerate(ops):
         tick(f"verifying {op.name}", done, len(ops))
-        verdicts[op.name] = verdict = verify.verify_op(op, report)
+        before = len(report.errors)
+        verdict = verify.verify_op(op, report)
+        if verdict.ok:
+            fused.confirm(op, named, report)
+            verdict = replace(verdict, ok=len(report.errors) == before)
+        verdicts[op.name] = verdict
         for one in verdict.checked if verdict.ok else ():
-            safety.check_safety(op, one.variant, one.graph, report)
+            unsafe = safety.check_safety(op, one.variant, one.graph, Report() if op.fuses else report)
+            if op.fuses and unsafe:
+                accepted = fused.unsafe(op, one.variant, named)
+                safety.check_safety(op, one.variant, one.graph, report, accepted)
     return verdicts
 
 
@@ -101,13 +121,21 @@ def generate(
     if report.errors:
         return None
     fresh = set() if names or everything else set(tree.fresh_ops(project, inputs))
-    chosen = [op for op in selected(ops, names) if op.name not in fresh]
+    chosen = with_fused(ops, [op for op in selected(ops, names) if op.name not in fresh])
     kept = _kept(project, ops, chosen)
-    files = _built(project, chosen, kept, report, tick)
+    files = _built(project, ops, chosen, kept, report, tick)
     if files is None:
         return None
     tick("writing", 0, 1)
     return tree.write(project, files, tree.paths_of(project, kept), inputs)
+
+
+def with_fused(ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[OpSpec]:
+    """The chosen ops, and the fused ones that stand for one of them: a change of a step is one of the whole."""
+    from codegen.fusion_steps import steps
+
+    names = {op.name for op in chosen}
+    return [op for op in ops if op.name in names or any(s.op in names for s in steps(op))]
 
 
 def _kept(project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[str]:
@@ -118,10 +146,10 @@ def _kept(project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> 
 
 
 def _built(
-    project: Project, chosen: Sequence[OpSpec], kept: Sequence[str], report: Report, tick: Tick
+    project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec], kept: Sequence[str], report: Report, tick: Tick
 ) -> Mapping[str, GeneratedFile] | None:
     """The files of the chosen ops, and those that all ops share; None where something is wrong."""
-    verdicts = verify_ops(chosen, report, tick)
+    verdicts = verify_ops(chosen, report, tick, ops)
     if report.errors:
         _report_schedules(verdicts.values(), report)
         return None
@@ -158,10 +186,47 @@ def check(project: Project, report: Report, full: bool = False, tick: Tick = qui
         return Checked(findings, count)
     only = None if full else {op for finding in findings for op in finding.ops}
     chosen = [op for op in ops if only is None or op.name in only]
-    files = _built(project, chosen, _kept(project, ops, chosen), report, tick)
+    files = _built(project, ops, chosen, _kept(project, ops, chosen), report, tick)
     if files is None:
         return Checked(findings, count)
     return Checked(tree.compare(project, files, findings, only, inputs), max(count, len(files)))
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The groups of a graph's nodes, and the spec file that new ops go to."""
+
+    groups: tuple[Group, ...] = ()
+    file: str = ""
+
+    @property
+    def new(self) -> tuple[Group, ...]:
+        """Those whose op was not there."""
+        return tuple(g for g in self.groups if g.text)
+
+
+def fuse(
+    project: Project, graph: Path, to: str | None, report: Report, write: bool = True, tick: Tick = quiet
+) -> Fused:
+    """Finds what of a recorded graph can be one op, and writes the specs of such ops as are not there yet.
+
+    Raises:
+        BadTarget: where `to` is no spec file of the project.
+    """
+    from codegen import fuse as fusing
+
+    try:
+        file = fusing.target(project, to)
+    except ValueError as fault:
+        raise BadTarget(str(fault)) from None
+    recorded = fusing.read(graph, graph.as_posix(), report)
+    specs = load_specs(project.config, project.root, report)
+    if recorded is None or report.errors:
+        return Fused(file=file)
+    found = Fused(fusing.find(recorded, specs, file, tick), file)
+    if write and found.new:
+        fusing.write(project, file, found.new, report)
+    return found
 
 
 def table(project: Project, report: Report, tick: Tick = quiet) -> list[dict[str, object]]:

@@ -268,6 +268,9 @@ def _mp_pow(x: Any, e: Any) -> Any:
         return mpmath.mpf(0) if e > 0 else _INF
     if mpmath.isinf(e):
         return _INF if (abs(x) > 1) == (e > 0) else mpmath.mpf(0)
+    if abs(e) > 1e9 and mpmath.isint(e):  # mpmath would write such an exponent out, bit by bit
+        size = _mp_exp(e * mpmath.log(abs(x)))
+        return -size if x < 0 and e % 2 else size
     return mpmath.power(x, e)
 
 

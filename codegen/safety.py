@@ -9,7 +9,7 @@ The truth is mpmath's; float64 only picks the points that deserve it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,23 +37,33 @@ _HOLDING = {
 }
 
 
-def check_safety(op: OpSpec, variant: Variant, graph: Graph, report: Report) -> None:
-    """Reports `unsafe` formulas of a pointwise variant; other ops are out of its reach."""
+def check_safety(
+    op: OpSpec, variant: Variant, graph: Graph, report: Report, accepted: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Reports `unsafe` formulas of a pointwise variant; other ops are out of its reach.
+
+    Args:
+        accepted: outputs and tensors whose formula, or gradient, may be unsafe.
+
+    Returns:
+        Those that were reported.
+    """
     targets = [
         (t.name, t.node, t.span)
         for t in (*graph.outputs, *graph.gradients)
-        if t.node is not None and t.node.kind == "float"
+        if t.node is not None and t.node.kind == "float" and t.name not in accepted
     ]
     if not all(pointwise(n) for _, node, _ in targets for n in walk([node])):
-        return
+        return ()
     try:
         env64, env32 = grids(op, variant, graph)
     except NoSample:
-        return
+        return ()
     roots = [node for _, node, _ in targets]
     low, high = evaluate(roots, env32), evaluate(roots, env64)
-    for name, node, span in targets:
-        _check(op, variant, graph, name, node, span, (low, high), env64, report)
+    return tuple(
+        name for name, node, span in targets if _check(op, variant, graph, name, node, span, (low, high), env64, report)
+    )
 
 
 def pointwise(node: Node) -> bool:
@@ -117,7 +127,7 @@ def stratified(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def _check(op: OpSpec, variant: Variant, graph: Graph, name: str, node: Node, span: Span,
-           values: tuple[Mapping[int, Array], Mapping[int, Array]], env: Env, report: Report) -> None:  # fmt: skip
+           values: tuple[Mapping[int, Array], Mapping[int, Array]], env: Env, report: Report) -> bool:  # fmt: skip
     low, high = (np.broadcast_to(v[node.serial], full(v[node.serial], node.axes, env).shape) for v in values)
     bad = ~np.isfinite(low)
     with np.errstate(all="ignore"):
@@ -140,7 +150,8 @@ def _check(op: OpSpec, variant: Variant, graph: Graph, name: str, node: Node, sp
                 [Note(f"at {point}" + (f", with {variant}" if variant.values else "")),
                  Note(f"float32 {low[index]:.9g}; the first part without a finite value: `{spell(first)}`")],
             )  # fmt: skip
-            return
+            return True
+    return False
 
 
 def _inputs(graph: Graph, node: Node) -> set[str]:

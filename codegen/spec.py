@@ -23,6 +23,11 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 INTS = ("i32", "i64")
 DTYPE_CLASSES = ("float", "int", "bool", "number", "integral", "any", "compute")
 DTYPES = (*DTYPE_CLASSES, *FLOATS, *INTS)
+CLASSES = {
+    "float": FLOATS, "int": INTS, "number": FLOATS + INTS, "integral": (*INTS, "bool"), "any": (*FLOATS, *INTS, "bool"),
+    "compute": FLOATS,
+}  # fmt: skip
+"""The dtypes that a class holds."""
 
 # ---------------------------------------------------------------------------------------------- formulas
 
@@ -341,6 +346,8 @@ class OpSpec:
     update: Update | None = None
     backward: Backward | None = None
     reference: str = ""
+    fuses: Formula = ()
+    """The ops that a fused op stands for: each statement is one step."""
     schedule: str = ""
     """`none` for an op that is only verified; else chosen by the generator."""
 

@@ -413,9 +413,10 @@ def _loss(graph: Graph, env: Env, probes: int) -> Array:
         cotangent = env.tensors.get(f"d{target.name}")
         if cotangent is None or target.node is None:
             continue
-        value = full(values[target.node.serial], graph.tensors[target.name].axes, env) * cotangent
-        value = np.broadcast_to(value, (probes, *value.shape[value.ndim - len(env.order) :]))
-        total = total + np.nansum(value.reshape(probes, -1), axis=1)
+        with np.errstate(all="ignore"):  # infinities of both signs
+            value = full(values[target.node.serial], graph.tensors[target.name].axes, env) * cotangent
+            value = np.broadcast_to(value, (probes, *value.shape[value.ndim - len(env.order) :]))
+            total = total + np.nansum(value.reshape(probes, -1), axis=1)
     return total
 
 

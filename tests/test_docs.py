@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import textwrap
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from codegen import fuse, groups
 from codegen.cli import main
 from codegen.diagnostics import Report
 from codegen.infer import FUNCTIONS
-from codegen.loader import load_text
+from codegen.loader import load, load_text
 from codegen.verify import verify_op
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +29,7 @@ PAGES = (
     "docs/cases.md",
     "docs/architecture.md",
     "docs/custom.md",
+    "docs/fusion.md",
     "docs/spec.md",
 )
 
@@ -108,3 +111,12 @@ def test_every_module_is_described() -> None:
 def test_every_function_is_described() -> None:
     text = _page("docs/spec.md")
     assert [f for f in FUNCTIONS if f"`{f}(" not in text] == []
+
+
+def test_the_page_on_fusion_shows_what_is_written() -> None:
+    page = _page("docs/fusion.md")
+    (graph,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    ops = load([ROOT / "specs"], Report(), ROOT)
+    (group,) = fuse.find(groups.read(json.loads(graph)), ops, "specs/fused.yaml")
+    assert group.text == text

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
 from ..runtime.op import RuntimeOp
@@ -190,6 +191,10 @@ class AddRmsNorm(RuntimeOp):
     gradients = ("x", "residual", "weight")
     equals = {"residual": "x"}
     kinds = {"eps": "float"}
+    fuses = (
+        Step("s", "add", {"x": "x", "other": "residual"}, {"alpha": 1}),
+        Step("y", "rms_norm", {"x": "s", "weight": "weight", "eps": "eps"}, {"offset": 0}),
+    )
     saved = (Tensor("rstd", "...", "compute"),)
     forward = (Rowwise.of(add_rms_norm_forward, kept=("...",), reduced=("N",)),)
     backward = (Rowwise.of(add_rms_norm_backward, kept=("...",), reduced=("N",), by_columns=True),)

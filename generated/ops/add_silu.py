@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, minimum, sigmoid
 from ..runtime.op import RuntimeOp
@@ -83,6 +84,7 @@ class AddSilu(RuntimeOp):
     residuals = ("x", "other")
     gradients = ("x", "other")
     equals = {"other": "x"}
+    fuses = (Step("s", "add", {"x": "x", "other": "other"}, {"alpha": 1}), Step("y", "silu", {"x": "s"}))
     forward = (Elementwise.of(add_silu_forward),)
     backward = (Elementwise.of(add_silu_backward),)
 

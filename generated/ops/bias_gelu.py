@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import RuntimeOp
@@ -100,6 +101,10 @@ class BiasGelu(RuntimeOp):
     gradients = ("x", "bias")
     equals = {"bias": "x"}
     kinds = {"approximate": ("none", "tanh")}
+    fuses = (
+        Step("z", "add", {"x": "x", "other": "bias"}, {"alpha": 1}),
+        Step("y", "gelu", {"x": "z", "approximate": "approximate"}),
+    )
     forward = (Elementwise.of(bias_gelu_forward),)
     backward = (Elementwise.of(bias_gelu_backward),)
 

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
 from ..runtime.op import RuntimeOp
@@ -77,6 +78,7 @@ class BiasRelu(RuntimeOp):
     residuals = ("x", "bias")
     gradients = ("x", "bias")
     equals = {"bias": "x"}
+    fuses = (Step("z", "bias_add", {"x": "x", "bias": "bias"}), Step("y", "relu", {"x": "z"}))
     forward = (Elementwise.of(bias_relu_forward),)
     backward = (Elementwise.of(bias_relu_backward),)
 

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
 from ..runtime.op import RuntimeOp
@@ -97,6 +98,10 @@ class Geglu(RuntimeOp):
     residuals = ("gate", "up")
     gradients = ("gate", "up")
     kinds = {"approximate": ("none", "tanh")}
+    fuses = (
+        Step("g", "gelu", {"x": "gate", "approximate": "approximate"}),
+        Step("y", "mul", {"x": "g", "other": "up"}),
+    )
     forward = (Elementwise.of(geglu_forward),)
     backward = (Elementwise.of(geglu_backward),)
 

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
 from ..runtime.op import RuntimeOp
@@ -81,6 +82,7 @@ class Reglu(RuntimeOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")
+    fuses = (Step("r", "relu", {"x": "gate"}), Step("y", "mul", {"x": "r", "other": "up"}))
     forward = (Elementwise.of(reglu_forward),)
     backward = (Elementwise.of(reglu_backward),)
 

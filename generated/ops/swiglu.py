@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..runtime.binding import call
 from ..runtime.elementwise import Elementwise
+from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
 from ..runtime.op import RuntimeOp
@@ -81,6 +82,7 @@ class Swiglu(RuntimeOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("gate", "up")
     gradients = ("gate", "up")
+    fuses = (Step("s", "silu", {"x": "gate"}), Step("y", "mul", {"x": "s", "other": "up"}))
     forward = (Elementwise.of(swiglu_forward),)
     backward = (Elementwise.of(swiglu_backward),)
 

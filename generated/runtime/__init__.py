@@ -3,6 +3,8 @@
 abi      kernel parameters: their order, names and types, once; argument visitors
 views    tensors as addresses, shapes and strides, without torch
 layout   from shapes and strides to the iteration space of a kernel
+groups   which nodes of a recorded graph one kernel can do, and where a fused op stands for its steps
+fusion   the same for the ops of this package
 op       `RuntimeOp`, the contract between an op and whatever launches it
 kernels  `@triton.jit` helpers that the kernels call
 host     functions of attrs, with IEEE's infinities and NaN where Python raises

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from . import layout
 from .abi import ArgVisitor
+from .groups import Step
 from .layout import Axis, Operand, ShapeError, Space
 from .plan import Call, Given, Launch, Meta, Plan, Stage, Tensor, active
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
@@ -65,6 +66,9 @@ class RuntimeOp:
 
     named: ClassVar[Mapping[str, str]] = {}
     """Public names of attrs, where they are not their own."""
+
+    fuses: ClassVar[tuple[Step, ...]] = ()
+    """The ops that a fused op stands for, step by step."""
 
     _plans: ClassVar[dict[Any, Plan]]
 

@@ -138,3 +138,11 @@ def test_nan_is_never_hidden() -> None:
         TABLE["minimum"].numpy(1.0, nan),
     ):
         assert np.isnan(got).all()
+
+
+def test_powers_of_huge_exponents_end() -> None:
+    """A product of many factors may be an exponent: it is not multiplied out."""
+    power = TABLE["pow"].mp
+    assert power(mpmath.mpf(-3), mpmath.mpf(2) ** 100) == mpmath.inf
+    assert power(mpmath.mpf(-0.5), mpmath.mpf(2) ** 100) == 0
+    assert power(mpmath.mpf(-1), mpmath.mpf(2) ** 60) == 1 and power(mpmath.mpf(-1), mpmath.mpf(2**40 + 1)) == -1
