@@ -4,7 +4,7 @@ An `Optimizer` is a torch.optim.Optimizer: learning rate schedulers, `torch.amp.
 in the format of torch's own. `step` is `prepare`, what the host does, and `launch`, what the device does; a CUDA graph that holds
 `launch` is replayed after `prepare`, with any hyper-parameters.
 
-    optimizer = Optimizer(Adam, model.parameters(), lr=3e-4, ...)
+    optimizer = Optimizer(Momentum, model.parameters(), lr=3e-4, ...)
     optimizer.clip_grad_norm(1.0)
     optimizer.step()
 """

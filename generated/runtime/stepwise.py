@@ -3,7 +3,7 @@
 The tensors of one launch have the same dtypes, and their ops the same choices. Their addresses stand in a table on the device, and what
 formulas make of hyper-parameters alone in another: neither a new address nor a new number compiles anything.
 
-    op = Adam(lr=1e-3, ..., step=1)
+    op = Momentum(lr=1e-3, ..., first=1)
     table = [op.row(Place(n, first, aligned=True, numbers=0), {"grad": 0x7f00, "param": 0x7e00, ...})]
     op.step_launch(tiles, {"grad": "bf16", "param": "f32", ...})      # Launch(kernel=..., grid=(tiles, 1, 1), ...)
 """

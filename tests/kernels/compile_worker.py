@@ -155,7 +155,7 @@ def beside_rows(ttgir: str, rows: set[str]) -> int:
             continue
         shape = [int(n) for n in tensor[1].split("x")]
         own, threads, warps = (
-            [int(n) for n in re.search(rf"{key} = \[([\d, ]+)\]", layouts[tensor[2]])[1].split(",")]  # type: ignore[index]
+            [int(n) for n in re.findall(rf"{key} = \[([\d, ]+)\]", layouts[tensor[2]])[0].split(",")]
             for key in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
         )
         total += math.prod(o * -(-n // (o * t * w)) for n, o, t, w in zip(shape, own, threads, warps))
@@ -183,7 +183,12 @@ def main() -> None:
             report_step(name, cls(**attrs), dtype, target)
             report_step(
                 name,
-                cls(**{n: True if kind == "bool" else v for (n, v), kind in zip(attrs.items(), cls.kinds.values())}),
+                cls(
+                    **{
+                        n: True if kind == "bool" else v or 0.5 if kind == "float" else v
+                        for (n, v), kind in zip(attrs.items(), cls.kinds.values())
+                    }
+                ),
                 dtype,
                 target,
             )
