@@ -128,7 +128,7 @@ def asgd(
     Args:
         params: tensors, (name, tensor) pairs, or groups: dicts with `params` and hyper-parameters of their own.
         lr: a number.
-        lambd: a number, verified in [0, 1].
+        lambd: a number.
         alpha: a number.
         t0: a number.
         weight_decay: a number.

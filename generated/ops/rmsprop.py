@@ -153,7 +153,7 @@ def rmsprop(
     Args:
         params: tensors, (name, tensor) pairs, or groups: dicts with `params` and hyper-parameters of their own.
         lr: a number.
-        alpha: a number, verified in [0.5, 1].
+        alpha: a number.
         eps: a number.
         weight_decay: a number.
         momentum: a number.

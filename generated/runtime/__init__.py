@@ -6,6 +6,9 @@ layout   from shapes and strides to the iteration space of a kernel
 groups   which nodes of a recorded graph one kernel can do, and where a fused op stands for its steps
 fusion   the same for the ops of this package
 op       `RuntimeOp`, the contract between an op and whatever launches it
+stepwise  `StepOp`, the contract of an op that updates state, over many tensors in a launch
+optim    optimizers on torch's parameters, made of steps
+steps    `@triton.jit` helpers of the kernels of steps
 kernels  `@triton.jit` helpers that the kernels call
 host     functions of attrs, with IEEE's infinities and NaN where Python raises
 math     functions that `triton.language` lacks, or computes too coarsely

@@ -4,7 +4,7 @@ An `Optimizer` is a torch.optim.Optimizer: learning rate schedulers, `torch.amp.
 in the format of torch's own. `step` is `prepare`, what the host does, and `launch`, what the device does; a CUDA graph that holds
 `launch` is replayed after `prepare`, with any hyper-parameters.
 
-    optimizer = Optimizer(Adam, model.parameters(), lr=3e-4, ...)
+    optimizer = Optimizer(Momentum, model.parameters(), lr=3e-4, ...)
     optimizer.clip_grad_norm(1.0)
     optimizer.step()
 """
@@ -41,6 +41,12 @@ class _Own:
     grad: torch.Tensor | None = None
     """Given by `bind`, in place of `.grad`."""
     copy: torch.Tensor | None = None
+    chosen: Any = None
+    """The choices for which the state was made, and what follows is known."""
+    there: tuple[str, ...] = ()
+    """State in memory by the order of the table, an empty name for what is not there."""
+    dtypes: tuple[tuple[str, str], ...] = ()
+    """Of everything but the gradient."""
 
     def saved(self) -> tuple[int, bool, dict[str, float]]:
         return self.step, self.fresh, self.numbers
@@ -53,14 +59,23 @@ class _Batch:
     params: list[torch.Tensor]
     first: list[int]
     work: torch.Tensor
-    table: torch.Tensor
-    rows: list[list[int]]
     launch: Launch
     dtypes: dict[str, str]
-    numbers: torch.Tensor
-    values: list[list[float]]
-    kept: list[torch.Tensor]
+    table: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    rows: list[list[int]] = field(default_factory=list)
+    numbers: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    values: list[list[float]] = field(default_factory=list)
+    kept: list[torch.Tensor] = field(default_factory=list)
     """Copies of gradients that lie otherwise in memory than their parameter."""
+
+
+@dataclass
+class _Kind:
+    """What the parameters of a group have in common whose state has seen as many updates."""
+
+    op: StepOp
+    chosen: Any
+    advanced: dict[str, float]
 
 
 @dataclass
@@ -69,8 +84,13 @@ class _Member:
 
     param: torch.Tensor
     grad: torch.Tensor
-    op: StepOp
+    own: _Own
+    kind: _Kind
     slot: tuple[Any, ...]
+
+    def dtypes(self, grad: str) -> dict[str, str]:
+        """By name, that of the gradient under its own."""
+        return {grad: _NAMES[self.grad.dtype], **dict(self.own.dtypes)}
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -104,6 +124,7 @@ class Optimizer(torch.optim.Optimizer):
         for name in self._public:
             if name not in hyper:
                 raise TypeError(f"{op.name}: `{name}` is missing")
+        self._trained = op.trained().name
         self._own: dict[torch.Tensor, _Own] = {}
         self._batches: dict[Any, _Batch] = {}
         self._factor: torch.Tensor | None = None
@@ -161,7 +182,7 @@ class Optimizer(torch.optim.Optimizer):
                 raise TypeError(f"{self.op.name}: `{name}` is {tensor.dtype}; it takes a float tensor")
         if copy is not None and not _alike(copy, param):
             raise ValueError(f"{self.op.name}: `copy` has the strides {copy.stride()}, its parameter {param.stride()}")
-        own.grad, own.copy = grad, copy
+        own.grad, own.copy, own.chosen = grad, copy, None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients; those that were given by `bind` are filled with zeros."""
@@ -197,11 +218,10 @@ class Optimizer(torch.optim.Optimizer):
     def prepare(self) -> None:
         """What the host does of a step: counts it, and brings addresses and numbers to the device by small asynchronous copies."""
         self._settle()
-        members = self._arrange()
-        for member in members:
-            own = self._own[member.param]
+        for member in self._arrange():
+            own = member.own
             self._undo.append((own, own.saved()))
-            own.step, own.fresh, own.numbers = own.step + 1, False, {**own.numbers, **member.op.advanced()}
+            own.step, own.fresh, own.numbers = own.step + 1, False, {**own.numbers, **member.kind.advanced}
 
     @torch.no_grad()
     def launch(self) -> None:
@@ -244,74 +264,59 @@ class Optimizer(torch.optim.Optimizer):
         """Brings the tables up to date with the gradients that there are."""
         members: dict[Any, list[_Member]] = {}
         for place, group in enumerate(self.param_groups):
-            instances: dict[Any, StepOp] = {}
+            kinds: dict[Any, _Kind] = {}
             for param in group["params"]:
                 own = self._own[param]
                 grad = param.grad if own.grad is None else own.grad
                 if grad is None:
                     continue
                 slot = (place, own.step, own.fresh, *own.numbers.values())
-                if slot not in instances:
-                    instances[slot] = self._instance(group, own)
-                    instances[slot].require()
-                op = instances[slot]
-                self._make_state(param, op)
-                member = _Member(param, grad, op, slot)
-                key = (tuple(op.choices().items()), tuple(self._dtypes(member).items()), param.device)
-                members.setdefault(key, []).append(member)
+                kind = kinds.get(slot)
+                if kind is None:
+                    kind = kinds[slot] = self._kind(group, own)
+                if own.chosen != kind.chosen:
+                    self._make_state(param, own, kind)
+                if grad.dtype not in _NAMES or grad.layout != torch.strided:
+                    name = self.op.inputs[0].name
+                    raise TypeError(
+                        f"{self.op.name}: `{name}` is {grad.layout} {grad.dtype}; it takes dense float tensors"
+                    )
+                key = (kind.chosen, grad.dtype, own.dtypes, param.device)
+                members.setdefault(key, []).append(_Member(param, grad, own, kind, slot))
         self._batches = {key: self._batch(self._batches.get(key), found) for key, found in members.items()}
         return [m for found in members.values() for m in found]
 
-    def _make_state(self, param: torch.Tensor, op: StepOp) -> None:
-        state = self.state[param]
+    def _kind(self, group: Mapping[str, Any], own: _Own) -> _Kind:
+        op = self._instance(group, own)
+        op.require()
+        return _Kind(op, tuple(op.choices().items()), op.advanced())
+
+    def _make_state(self, param: torch.Tensor, own: _Own, kind: _Kind) -> None:
+        """Makes what is not there yet, and writes down what there is under these choices."""
+        op, state, trained = kind.op, self.state[param], self._trained
+        own.there = tuple(t.name if op.there(t) else "" for t in op.stored()[1:])
         for tensor in op.stored()[1:]:
-            if tensor.name != op.trained().name and tensor.name not in state and op.there(tensor):
+            if tensor.name in own.there and tensor.name not in (trained, *state):
                 state[tensor.name] = torch.full_like(
                     param, op.initial(tensor), dtype=_state_dtype(tensor, param), requires_grad=False
                 )
-        own = self._own[param]
-        if not own.numbers:
-            own.numbers = {t.name: op.initial(t) for t in op.hosted()}
-
-    def _tensors(self, member: _Member) -> dict[str, torch.Tensor]:
-        """Every tensor that the step of a parameter reads or writes, by name."""
-        op, state = member.op, self.state[member.param]
-        out = {op.inputs[0].name: member.grad, op.trained().name: member.param}
-        out |= {t.name: state[t.name] for t in op.stored() if t.name not in out and op.there(t)}
-        copy = self._own[member.param].copy
-        return out if copy is None else {**out, "copy": copy}
-
-    def _dtypes(self, member: _Member) -> dict[str, str]:
-        return {n: self._dtype(n, t) for n, t in self._tensors(member).items()}
-
-    def _dtype(self, name: str, tensor: torch.Tensor) -> str:
-        if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
-            raise TypeError(f"{self.op.name}: `{name}` is {tensor.layout} {tensor.dtype}; it takes dense float tensors")
-        return _NAMES[tensor.dtype]
+        tensors = {n: param if n == trained else state[n] for n in own.there if n}
+        tensors |= {} if own.copy is None else {"copy": own.copy}
+        own.dtypes = tuple((n, _NAMES[t.dtype]) for n, t in tensors.items())
+        own.numbers = own.numbers or {t.name: op.initial(t) for t in op.hosted()}
+        own.chosen = kind.chosen
 
     def _batch(self, old: _Batch | None, members: Sequence[_Member]) -> _Batch:
         """The batch of these members, with the tables of the old one where they still are right."""
-        params = [m.param for m in members]
-        device, slots = params[0].device, {m.slot: m.op for m in members}
+        params, device = [m.param for m in members], members[0].param.device
         if old is None or len(old.params) != len(params) or any(a is not b for a, b in zip(old.params, params)):
             first, work = tiles(p.numel() for p in params)
-            dtypes = self._dtypes(members[0])
-            launch = members[0].op.step_launch(len(work), dtypes)
-            old = _Batch(
-                params,
-                first,
-                _sent(work, torch.int32, device),
-                torch.empty(0),
-                [],
-                launch,
-                dtypes,
-                torch.empty(0),
-                [],
-                [],
-            )
+            dtypes = members[0].dtypes(self.op.inputs[0].name)
+            launch = members[0].kind.op.step_launch(len(work), dtypes)
+            old = _Batch(params, first, _sent(work, torch.int32, device), launch, dtypes)
+        slots = {m.slot: m.kind.op for m in members}
         values = [op.slot() for op in slots.values()]
-        width = len(self.op.slots)
-        order = {slot: k * width for k, slot in enumerate(slots)}
+        order = {slot: k * len(self.op.slots) for k, slot in enumerate(slots)}
         old.kept = []
         rows = [self._row(m, first, order[m.slot], old.kept) for m, first in zip(members, old.first)]
         if rows != old.rows:
@@ -321,14 +326,15 @@ class Optimizer(torch.optim.Optimizer):
         return old
 
     def _row(self, member: _Member, first: int, numbers: int, kept: list[torch.Tensor]) -> list[int]:
-        tensors = self._tensors(member)
-        name = self.op.inputs[0].name
-        if not _alike(member.grad, member.param):
-            tensors[name] = torch.empty_like(member.param, dtype=member.grad.dtype).copy_(member.grad)
-            kept.append(tensors[name])
-        addresses = {n: t.data_ptr() for n, t in tensors.items()}
-        aligned = all(a % VECTOR == 0 for a in addresses.values())
-        return member.op.row(Place(member.param.numel(), first, aligned, numbers), addresses)
+        param, grad, own = member.param, member.grad, member.own
+        if not _alike(grad, param):
+            grad = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+            kept.append(grad)
+        state, trained = self.state[param], self._trained
+        addresses = [0 if own.copy is None else own.copy.data_ptr(), grad.data_ptr()]
+        addresses += [(param if n == trained else state[n]).data_ptr() if n else 0 for n in own.there]
+        aligned = all(a % VECTOR == 0 for a in addresses)
+        return self.op.row(Place(param.numel(), first, aligned, numbers), addresses)
 
     # -------------------------------------------------------------------------------- the norm of the gradients
 
@@ -418,7 +424,7 @@ class Optimizer(torch.optim.Optimizer):
                 state: dict[torch.Tensor, dict[str, torch.Tensor]], faults: list[str]) -> None:  # fmt: skip
         """The state of one parameter, in our dtypes and on its device."""
         op = self._instance(group, own)
-        wanted = [t for t in op.stored()[1:] if t.name != op.trained().name and op.there(t)]
+        wanted = [t for t in op.stored()[1:] if t.name != self._trained and op.there(t)]
         named = [t.name for t in (*wanted, *op.hosted())] + [n for n in (COUNTER,) if n in op.kinds]
         if wanted and all(saved.get(t.name) is None for t in wanted) and not op.hosted() and COUNTER not in op.kinds:
             return  # torch makes such state at the first step

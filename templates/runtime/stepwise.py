@@ -3,8 +3,8 @@
 The tensors of one launch have the same dtypes, and their ops the same choices. Their addresses stand in a table on the device, and what
 formulas make of hyper-parameters alone in another: neither a new address nor a new number compiles anything.
 
-    op = Adam(lr=1e-3, ..., step=1)
-    table = [op.row(Place(n, first, aligned=True, numbers=0), {"grad": 0x7f00, "param": 0x7e00, ...})]
+    op = Momentum(lr=1e-3, ..., first=1)
+    table = [op.row(Place(n, first, aligned=True, numbers=0), [0, 0x7f00, 0x7e00, ...])]
     op.step_launch(tiles, {"grad": "bf16", "param": "f32", ...})      # Launch(kernel=..., grid=(tiles, 1, 1), ...)
 """
 
@@ -96,10 +96,10 @@ class StepOp(RuntimeOp):
 
     # -------------------------------------------------------------------------------- tables
 
-    def row(self, place: Place, addresses: Mapping[str, int]) -> list[int]:
-        """A tensor's row of the table: addresses by name, `copy` among them; an absent one is 0."""
-        names = ("copy", *(t.name for t in self.stored()))
-        return [place.count, place.tile, int(place.aligned), place.numbers, *(addresses.get(n, 0) for n in names)]
+    @staticmethod
+    def row(place: Place, addresses: Sequence[int]) -> list[int]:
+        """A tensor's row of the table: the addresses of its copy and of what `stored` has, 0 for what is absent."""
+        return [place.count, place.tile, int(place.aligned), place.numbers, *addresses]
 
     def step_launch(self, tiles: int, dtypes: Mapping[str, str]) -> Launch:
         """The launch over so many tiles of tensors of these dtypes, by name; `copy` where a copy is written too.

@@ -183,7 +183,12 @@ def main() -> None:
             report_step(name, cls(**attrs), dtype, target)
             report_step(
                 name,
-                cls(**{n: True if kind == "bool" else v for (n, v), kind in zip(attrs.items(), cls.kinds.values())}),
+                cls(
+                    **{
+                        n: True if kind == "bool" else v or 0.5 if kind == "float" else v
+                        for (n, v), kind in zip(attrs.items(), cls.kinds.values())
+                    }
+                ),
                 dtype,
                 target,
             )

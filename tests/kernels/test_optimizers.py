@@ -505,6 +505,59 @@ def test_gradients_and_copies_of_another_dtype() -> None:
     assert optimizer.clip_grad_norm(1.0).item() == 0.0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_captured_step_takes_new_hyper_parameters(scaled: bool) -> None:
+    """A graph of clipping and launch, replayed after `prepare`, does what steps one by one do; a step that is not taken is not counted."""
+    ours, second = params(SIZES), params(SIZES)
+    optimizer, plain = generated.adamw(ours), generated.adamw(second)
+    flag = torch.zeros((), device=DEVICE)
+    give(ours, 0, second)
+    if scaled:
+        optimizer.found_inf = plain.found_inf = flag
+    for each in (optimizer, plain):
+        each.clip_grad_norm(0.5)
+        each.step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        optimizer.clip_grad_norm(0.5)
+        optimizer.launch()
+    for step in range(1, 6):
+        for a, b in zip(ours, second):
+            new = drawn(tuple(a.shape), 500 + step)
+            a.grad.copy_(new)
+            b.grad.copy_(new)
+        flag.fill_(float(scaled and step == 3))
+        for each in (optimizer, plain):
+            each.param_groups[0]["lr"] = 0.1 / step
+        optimizer.prepare()
+        graph.replay()
+        plain.clip_grad_norm(0.5)
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+    counts = {s["step"].item() for o in (optimizer, plain) for s in o.state_dict()["state"].values()}
+    assert counts == {5.0 if scaled else 6.0}
+
+
+@pytest.mark.gpu
+def test_a_step_of_the_device_waits_for_no_host() -> None:
+    """Nor does clipping: torch raises where one would."""
+    ours = params(SIZES)
+    optimizer = generated.adamw(ours)
+    give(ours, 0)
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for k in range(2):
+            optimizer.param_groups[0]["lr"] = 0.01 * k
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
