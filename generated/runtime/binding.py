@@ -223,7 +223,18 @@ def _launch(
         with lib.torch.cuda.device(device):
             _run(plan, tensors, numbers)
     else:
-        _run(plan, tensors, numbers)
+        _interpret(plan, tensors, numbers, lib)
+
+
+def _interpret(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float], lib: _Torch) -> None:
+    """Triton's interpreter cannot store a float64 as bf16: results that are such are float32 first, and rounded after."""
+    torch, stored = lib.torch, {n: tensors[n] for n in (*plan.outputs, *plan.updated)}
+    mixed = any(v.dtype == torch.float64 for v in tensors.values())
+    halves = {n: v for n, v in stored.items() if mixed and v.dtype == torch.bfloat16}
+    wide = {n: torch.empty_strided(v.shape, v.stride(), dtype=torch.float32).copy_(v) for n, v in halves.items()}
+    _run(plan, {**tensors, **wide}, numbers)
+    for name, tensor in halves.items():
+        tensor.copy_(wide[name])
 
 
 def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:

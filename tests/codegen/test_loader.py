@@ -460,3 +460,12 @@ def test_random_edits_end_in_faults_or_in_exact_places(seed: int) -> None:
 
 def test_attr_declarations_are_frozen_data() -> None:
     assert all(isinstance(a, AttrDecl) for a in GOOD_OP.attrs) and hash(GOOD_OP) == hash(one(GOOD))
+
+
+def test_an_index_may_be_a_number_instead() -> None:
+    """`or:` beside `indexes:` names an attr, or is a whole number; nothing else."""
+    text = "- op: f\n  inputs: {x: [N], i: {axes: [], dtype: int, indexes: N, or: OR}}\n  outputs: {y: []}\n  forward: y = at(x, N=i, fill=0)\n  backward:\n    x: auto\n"
+    assert one(text.replace("OR", "-1")).tensor("i").or_else == -1
+    report = Report()
+    load_text(text.replace("OR", "-1.5"), report)
+    assert "`or: -1.5` is not an attr" in report.render()

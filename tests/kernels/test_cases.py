@@ -528,6 +528,21 @@ def test_promotion_of_every_op_is_torchs(name: str, left: str, right: str) -> No
         assert y.dtype == meant.dtype, (first, second)
 
 
+@pytest.mark.parametrize(
+    "name", [n for n in STRETCHING if op_class(n).gradients and [t.dtype for t in tensors(n)].count("float") > 1]
+)
+def test_bf16_beside_float64(name: str) -> None:
+    """C061: computed in float64, and each gradient in the dtype of its own input, one rounding off."""
+    given = case(name).inputs("matrix", "bf16")
+    wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
+    first = tensors(name)[0].name
+    found, right = (case(name)._with_gradients(v, attrs_of(name), "f64") for v in ({**wide, first: given[first]}, wide))
+    for (key, got), want in zip(found.items(), right.values(), strict=True):
+        if key.startswith("gradient"):
+            assert got.dtype == (torch.bfloat16 if key == f"gradient of {first}" else torch.float64)
+        assert torch.allclose(got.double(), want.double(), rtol=8e-3, atol=1e-6, equal_nan=True), key
+
+
 NUMBERS = [n for n in STRETCHING if any(t.scalar for t in op_class(n).inputs) and len(op_class(n).inputs) == 2]
 
 

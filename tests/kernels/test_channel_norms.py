@@ -72,13 +72,14 @@ def test_batches_of_any_rank(shape: tuple[int, ...], weighted: bool, biased: boo
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind"), [("bf16", "f32"), ("f16", "f32"), ("f16", "f64"), ("f32", "f64"), ("f64", "f32")]
+    ("dtype", "kind"),
+    [("bf16", "f32"), ("f16", "f32"), ("f16", "f64"), ("bf16", "f64"), ("f32", "f64"), ("f64", "f32"), ("f64", "bf16")],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_buffers_of_another_dtype(dtype: str, kind: str, training: bool) -> None:
     """C062: activations in half precision, statistics in float32 or float64: each keeps its own dtype."""
     x, (weight, bias) = drawn((7, 5, 9), dtype), params(5, True, True, dtype)
-    ours = [drawn((5,), kind, 3), drawn((5,), kind, 4).abs()]
+    ours = [torch.stack([v, v], 1)[:, 1] for v in (drawn((5,), kind, 3), drawn((5,), kind, 4).abs())]  # with strides
     theirs = [v.double() for v in ours]
     both(
         lambda x, w, b: generated.batch_norm(x, *ours, w, b, training, 0.3),
@@ -86,7 +87,7 @@ def test_buffers_of_another_dtype(dtype: str, kind: str, training: bool) -> None
         [x, weight, bias], drawn((7, 5, 9), dtype, 9), DTYPES[dtype],
     )  # fmt: skip
     for got, want in zip(ours, theirs):
-        assert got.dtype == TORCH[kind] and near(got, want, 1e-5 if kind == "f32" or dtype != "f64" else 1e-12)
+        assert got.dtype == TORCH[kind] and near(got, want, 8e-3 if kind == "bf16" else 1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, 0.37])

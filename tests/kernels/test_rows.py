@@ -487,13 +487,14 @@ def test_numbers_at_the_ends_of_their_domains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if sum(t.dtype == "float" for t in op_class(n).inputs) > 1])
-def test_inputs_of_two_dtypes(name: str) -> None:
+@pytest.mark.parametrize("wide", ["f32", "f64"])
+def test_inputs_of_two_dtypes(name: str, wide: str) -> None:
     """Outputs have the promoted dtype, and each gradient that of its own input, although the values are the same."""
     first = tensors(name)[0].name
-    given = {**filled(name, (5, 8)), first: filled(name, (5, 8), "bf16")[first]}
+    given = {**filled(name, (5, 8), wide), first: filled(name, (5, 8), "bf16")[first]}
     for key, got, want in pair(name, given, last(name)):
         half = key == f"d{first}"
-        assert got.dtype == (torch.bfloat16 if half else torch.float32)
+        assert got.dtype == (torch.bfloat16 if half else TORCH[wide])
         assert torch.allclose(got.cpu().double(), want, rtol=2e-2 if half else 1e-5, atol=1e-5), key
 
 
