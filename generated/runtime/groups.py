@@ -84,9 +84,12 @@ def read(data: object) -> Graph:
     tensors: dict[str, Value] = {}
     for name, value in _mapping(top["tensors"], "tensors").items():
         fields = _record(value, f"tensors.{name}", ("role", "dtype", "shape"), name)
-        if fields["role"] not in ("input", "param"):
-            raise GraphFault(f"tensors.{name}.role", f"{_shown(fields['role'])} is neither `input` nor `param`", name)
-        tensors[name] = _value(name, fields, f"tensors.{name}", str(fields["role"]))
+        role = {"input": "input", "buffer": "input", "param": "param"}.get(str(fields["role"]))
+        if role is None:
+            raise GraphFault(
+                f"tensors.{name}.role", f"{_shown(fields['role'])} is none of `input`, `buffer`, `param`", name
+            )
+        tensors[name] = _value(name, fields, f"tensors.{name}", role)
     nodes: list[Node] = []
     for place, item in enumerate(_list(top["nodes"], "nodes")):
         nodes.append(_node(item, f"nodes[{place}]", tensors, {n.name for n in nodes}))

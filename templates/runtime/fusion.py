@@ -8,8 +8,10 @@ Takes a graph as it is recorded (the mapping that `pullback fuse` reads as JSON)
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from . import groups
@@ -65,6 +67,18 @@ def candidates(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> 
     found = groups.groups(read, lambda node: _inside(ops, node))
     named = (tuple(read.nodes[k].name for k in nodes) for nodes in found)
     return tuple(nodes for nodes in named if not any(set(nodes) <= set(one) for one in done))
+
+
+def installed() -> dict[str, type[RuntimeOp]]:
+    """The ops of this package that say what they stand for. Found by a look at the text, so that no other is imported."""
+    package = __package__.rpartition(".")[0]
+    out: dict[str, type[RuntimeOp]] = {}
+    for path in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):
+        if "\n    fuses = (" in path.read_text(encoding="utf-8"):
+            module = importlib.import_module(f"{package}.ops.{path.stem}")
+            own = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RuntimeOp))
+            out |= {v.name: v for v in own if v.__module__ == module.__name__}
+    return out
 
 
 def _replacements(graph: Graph, ops: Mapping[str, type[RuntimeOp]]) -> Iterable[Replacement]:

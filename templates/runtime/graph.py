@@ -301,11 +301,11 @@ class Graph:
     # -------------------------------------------------------------------------------- lowering
 
     def lower(self, outputs: SymTensor | Sequence[SymTensor], mode: LoweringMode | None = None, seeds: Sequence[SymTensor] | None = None,
-              input_gradients: Sequence[SymTensor] = ()) -> Model:  # fmt: skip
+              input_gradients: Sequence[SymTensor] = (), fuse: bool = True) -> Model:  # fmt: skip
         """What a run computes: see `lowering.lower`. Without a mode: for training."""
         from .lowering import LoweringMode, lower
 
-        return lower(self, outputs, mode or LoweringMode.TRAINING, seeds, input_gradients)
+        return lower(self, outputs, mode or LoweringMode.TRAINING, seeds, input_gradients, fuse)
 
     # -------------------------------------------------------------------------------- text
 
@@ -326,8 +326,8 @@ class Graph:
         tensor = self.tensors[name]
         return f"{name}: {tensor.dtype}{extents.text(tensor.shape) if tensor.shape is not None else ''}"
 
-    def to_json(self, outputs: Sequence[SymTensor] = ()) -> str:
-        """The graph as text for other programs."""
+    def to_dict(self, outputs: Sequence[str] = ()) -> dict[str, Any]:
+        """The graph as plain data, in the format that `pullback fuse` reads. Where a gradient stops is a node of its own."""
 
         def shape(name: str) -> list[int | str]:
             return [n if isinstance(n, int) else str(n) for n in self.tensors[name].shape or ()]
@@ -339,20 +339,22 @@ class Graph:
         }
         nodes = [
             {
-                "name": n.name, "op": n.op.name, "attrs": dict(n.op.attrs), "inputs": dict(n.inputs),
+                "name": n.name, "op": n.op.name, "attrs": _plain(dict(n.op.attrs)), "inputs": dict(n.inputs),
                 "outputs": {k: {"name": v, "dtype": self.tensors[v].dtype, "shape": shape(v)} for k, v in n.outputs.items()},
             }
             for n in self.nodes
         ]  # fmt: skip
-        stopped = [n.operands[0] for n in self.nodes if isinstance(n.op, StopGradient)]
-        whole = {
+        return {
             "format": "pullback-graph 1",
             "tensors": tensors,
             "nodes": nodes,
-            "outputs": [o.name for o in outputs],
-            "stop_gradient": stopped,
+            "outputs": list(outputs),
+            "stop_gradient": [],
         }
-        return json.dumps(whole, indent=1)
+
+    def to_json(self, outputs: Sequence[SymTensor] = ()) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict([o.name for o in outputs]), indent=1)
 
     def dot(self) -> str:
         """The graph for graphviz."""
@@ -379,6 +381,13 @@ class Graph:
             [program, f"-T{path.suffix[1:] or 'svg'}", "-o", str(path)], input=self.dot(), text=True, check=True
         )
         return path
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: lists for tuples."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _brief(value: object) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from . import fusion
 from .graph import Graph, Node, SymTensor, is_float
 from .op import RuntimeOp
 from .shaping import StopGradient
@@ -55,6 +56,8 @@ class Model:
     """Params and inputs that get a gradient."""
     requires: frozenset[str] = frozenset()
     """Tensors that a gradient goes through."""
+    replaced: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Fused ops, and the recorded nodes for which each stands."""
 
     def load(self, device: object = "cuda", batch: int | None = None, seed: int = 0, master: str | None = None,
              **sizes: int) -> Executor:  # fmt: skip
@@ -64,21 +67,26 @@ class Model:
         sizes = sizes if batch is None else {"batch": batch, **sizes}
         return Executor(self, device, sizes, seed, master)
 
-    def fused(self) -> str:
-        """What a fused op could do with fewer passes over memory, in words; nothing if there is nothing."""
-        from .fusion import report
-
-        return report(self.graph, self.outputs)
+    def fusions(self) -> str:
+        """Which nodes run as one op, and which could: one line each."""
+        known = {n.op.name: type(n.op) for n in self.graph.nodes if isinstance(n.op, RuntimeOp)}
+        done = [f"{', '.join(nodes)}: run as {op}" for op, nodes in self.replaced]
+        data = self.graph.to_dict(self.outputs)
+        could = [
+            f"{', '.join(nodes)}: could be one op, see `pullback fuse`" for nodes in fusion.candidates(data, known)
+        ]
+        return "\n".join([*done, *could])
 
 
 def lower(graph: Graph, outputs: SymTensor | Sequence[SymTensor], mode: LoweringMode,
-          seeds: Sequence[SymTensor] | None = None, input_gradients: Sequence[SymTensor] = ()) -> Model:  # fmt: skip
+          seeds: Sequence[SymTensor] | None = None, input_gradients: Sequence[SymTensor] = (), fuse: bool = True) -> Model:  # fmt: skip
     """What a run of the graph computes.
 
     Args:
         outputs: what it returns.
         seeds: the outputs that a backward begins with; without, those of one value, or if there are none all that are floats.
         input_gradients: the inputs that get a gradient as params do.
+        fuse: whether fused ops of the package run where their steps were recorded.
 
     Raises:
         GradientPathError: for training, where a gradient would be lost.
@@ -89,11 +97,12 @@ def lower(graph: Graph, outputs: SymTensor | Sequence[SymTensor], mode: Lowering
         if out.graph is not graph:
             raise ValueError(f"`{out.name}` is of another graph")
     names = tuple(o.name for o in wanted)
+    graph, replaced = _fused(graph, names) if fuse else (graph, ())
     nodes = _needed(graph, names)
     if mode is LoweringMode.INFERENCE:
         if seeds or input_gradients:
             raise ValueError("an inference model has no gradients: lower it for training")
-        return Model(graph, mode, nodes, names)
+        return Model(graph, mode, nodes, names, replaced=replaced)
     begins = _seeds(graph, wanted, seeds)
     inputs = tuple(i.name for i in input_gradients)
     for name in inputs:
@@ -104,7 +113,24 @@ def lower(graph: Graph, outputs: SymTensor | Sequence[SymTensor], mode: Lowering
     if lost := paths.lost():
         raise GradientPathError(lost)
     reached = tuple(n for n in leaves if n in paths.useful)
-    return Model(graph, mode, nodes, names, begins, reached, frozenset(paths.useful))
+    return Model(graph, mode, nodes, names, begins, reached, frozenset(paths.useful), replaced)
+
+
+def _fused(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, tuple[tuple[str, tuple[str, ...]], ...]]:
+    """The graph with a fused op, where one is installed, in the place of its steps."""
+    known = {n.op.name: type(n.op) for n in graph.nodes if isinstance(n.op, RuntimeOp)}
+    found = fusion.matches(graph.to_dict(outputs), {**fusion.installed(), **known})
+    gone = {name for r in found for name in r.nodes}
+    last = {r.nodes[-1]: r for r in found}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if (r := last.get(node.name)) is not None:
+            nodes.append(Node(f"{r.op.name}: {' '.join(r.nodes)}", r.op(**r.attrs), dict(r.operands), dict(r.outputs)))
+        elif node.name not in gone:
+            nodes.append(node)
+    made = {v for n in nodes for v in n.outputs.values()}
+    tensors = {n: t for n, t in graph.tensors.items() if t.role != "value" or n in made}
+    return Graph(tensors, nodes, graph.sizes), tuple((r.op.name, r.nodes) for r in found)
 
 
 def _needed(graph: Graph, outputs: Sequence[str]) -> tuple[Node, ...]:

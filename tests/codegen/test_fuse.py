@@ -382,7 +382,7 @@ DAMAGED = [
     ("nodes", ..., "`nodes` is missing"),
     ("extra", 1, "`extra` is not a key here; keys: format, tensors, nodes, outputs, stop_gradient"),
     ("tensors", [], "tensors: a list is no object"),
-    ("tensors/x/role", "buffer", "tensors.x.role: `buffer` is neither `input` nor `param`"),
+    ("tensors/x/role", "state", "tensors.x.role: `state` is none of `input`, `buffer`, `param`"),
     (
         "tensors/x/dtype",
         "float32",

@@ -58,7 +58,7 @@ def leaves(run: Executor) -> dict[str, Any]:
 def test_outputs_and_gradients_are_those_of_autograd(dtype: str) -> None:
     """The kernels are the same: so are the bits, but where three gradients of one tensor are added in another order."""
     graph, outputs = gated(dtype)
-    run = graph.lower(outputs, input_gradients=[SymTensor(graph, "x")]).load(DEVICE, batch=5)
+    run = graph.lower(outputs, input_gradients=[SymTensor(graph, "x")], fuse=False).load(DEVICE, batch=5)
     inputs, params = given(dtype), leaves(run)
     found = run.forward_train(**inputs)
     x = inputs["x"].clone().requires_grad_()
@@ -394,3 +394,33 @@ def test_captured_steps_are_steps() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
         assert all(torch.equal(plain.grads[n], g) for n, g in captured.grads.items())
         plain.zero_grad()
+
+
+# ---------------------------------------------------------------------------------------------- fused ops
+
+
+def gated_unit() -> tuple[Graph, SymTensor]:
+    """relu, then a product: what `reglu` stands for; then a chain for which nothing stands."""
+    x, graph = SymTensor.input("f32", (None, 8))
+    up = generated.mul(x, graph.param("w", (8,), init=Init("uniform", 1.0)))
+    y = generated.mul(generated.relu(generated.add(x, graph.param("b", (8,), init=0.5))), up)
+    return graph, generated.mean(generated.square(generated.exp(y)), dim=None)
+
+
+def test_fused_ops_run_where_their_steps_were_recorded() -> None:
+    graph, loss = gated_unit()
+    fused, plain = graph.lower(loss), graph.lower(loss, fuse=False)
+    assert fused.replaced == (("reglu", ("relu_1", "mul_2")),) and not plain.replaced
+    said = fused.fusions().split("\n")
+    assert said[0] == "relu_1, mul_2: run as reglu" and any(
+        "could be one op, see `pullback fuse`" in s for s in said[1:]
+    )
+    runs = [m.load(DEVICE, batch=5) for m in (fused, plain)]
+    assert len(runs[0].program.forward) == len(runs[1].program.forward) - 1
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    losses = [r.forward_train(x) for r in runs]
+    for r in runs:
+        r.backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for name, grad in runs[1].grads.items():
+        torch.testing.assert_close(runs[0].grads[name], grad)
