@@ -130,7 +130,19 @@ def _fused(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, tuple[tuple[str
             nodes.append(node)
     made = {v for n in nodes for v in n.outputs.values()}
     tensors = {n: t for n, t in graph.tensors.items() if t.role != "value" or n in made}
-    return Graph(tensors, nodes, graph.sizes), tuple((r.op.name, r.nodes) for r in found)
+    return Graph(tensors, _ordered(nodes, made), graph.sizes), tuple((r.op.name, r.nodes) for r in found)
+
+
+def _ordered(nodes: Sequence[Node], made: set[str]) -> list[Node]:
+    """Each node after those that make what it reads; otherwise in the order given."""
+    out: list[Node] = []
+    waiting, there = list(nodes), set[str]()
+    while waiting:
+        ready = next(n for n in waiting if all(v in there or v not in made for v in n.operands))
+        waiting.remove(ready)
+        out.append(ready)
+        there |= set(ready.outputs.values())
+    return out
 
 
 def _needed(graph: Graph, outputs: Sequence[str]) -> tuple[Node, ...]:
