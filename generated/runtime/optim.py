@@ -239,8 +239,7 @@ class Optimizer(torch.optim.Optimizer):
             _run([batch.launch], tensors, batch.work.device)
             torch.autograd.graph.increment_version(batch.params)
         self._factor = None
-        if found_inf is not None:
-            self._flag = self._fetched(found_inf)
+        self._flag = None if found_inf is None else self._fetched(found_inf)
 
     def _scaler(self, name: str) -> torch.Tensor | None:
         """What a GradScaler has set: it sets both before a step and deletes them after it."""
