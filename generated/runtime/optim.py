@@ -131,6 +131,8 @@ class Optimizer(torch.optim.Optimizer):
         self._limit: tuple[float, torch.Tensor] | None = None
         self._undo: list[tuple[_Own, tuple[int, bool, dict[str, float]]]] = []
         self._flag: tuple[torch.Tensor, Any] | None = None
+        self._host: torch.Tensor | None = None
+        """Pinned memory for what is found of a step."""
         super().__init__(params, dict(hyper))
 
     # -------------------------------------------------------------------------------- parameters and groups
@@ -237,13 +239,23 @@ class Optimizer(torch.optim.Optimizer):
             _run([batch.launch], tensors, batch.work.device)
             torch.autograd.graph.increment_version(batch.params)
         self._factor = None
-        if found_inf is not None:
-            self._flag = _fetched(found_inf)
+        self._flag = None if found_inf is None else self._fetched(found_inf)
 
     def _scaler(self, name: str) -> torch.Tensor | None:
         """What a GradScaler has set: it sets both before a step and deletes them after it."""
         value = getattr(self, name, None)
         return value if isinstance(value, torch.Tensor) else None
+
+    def _fetched(self, flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The flag on its way to the host, and the event after it; none while a graph is captured."""
+        if flag.device.type != "cuda":
+            return flag.clone(), None
+        if self._host is None:
+            self._host = torch.empty((), pin_memory=True)
+        self._host.copy_(flag.reshape(()), non_blocking=True)
+        if torch.cuda.is_current_stream_capturing():
+            return self._host, None
+        return self._host, torch.cuda.current_stream(flag.device).record_event()
 
     def _settle(self) -> None:
         """Takes back what was counted of a step that was not taken. It waits for that step alone: what followed is queued."""
@@ -254,14 +266,14 @@ class Optimizer(torch.optim.Optimizer):
         if event is not None:
             event.synchronize()
             self._flag = None
-        elif flag.device.type == "cpu" and torch.cuda.is_available():
+        elif self._host is not None:
             torch.cuda.synchronize()
         if flag.item() != 0:
             for own, (step, fresh, numbers) in undo:
                 own.step, own.fresh, own.numbers = step, fresh, numbers
 
-    def _arrange(self) -> list[_Member]:
-        """Brings the tables up to date with the gradients that there are."""
+    def _arrange(self, numbers: bool = True) -> list[_Member]:
+        """Brings the tables up to date with the gradients that there are; that of numbers too, unless a step was prepared already."""
         members: dict[Any, list[_Member]] = {}
         for place, group in enumerate(self.param_groups):
             kinds: dict[Any, _Kind] = {}
@@ -283,7 +295,8 @@ class Optimizer(torch.optim.Optimizer):
                     )
                 key = (kind.chosen, grad.dtype, own.dtypes, param.device)
                 members.setdefault(key, []).append(_Member(param, grad, own, kind, slot))
-        self._batches = {key: self._batch(self._batches.get(key), found) for key, found in members.items()}
+        old = self._batches
+        self._batches = {key: self._batch(old.get(key), found, numbers) for key, found in members.items()}
         return [m for found in members.values() for m in found]
 
     def _kind(self, group: Mapping[str, Any], own: _Own) -> _Kind:
@@ -306,7 +319,7 @@ class Optimizer(torch.optim.Optimizer):
         own.numbers = own.numbers or {t.name: op.initial(t) for t in op.hosted()}
         own.chosen = kind.chosen
 
-    def _batch(self, old: _Batch | None, members: Sequence[_Member]) -> _Batch:
+    def _batch(self, old: _Batch | None, members: Sequence[_Member], numbers: bool) -> _Batch:
         """The batch of these members, with the tables of the old one where they still are right."""
         params, device = [m.param for m in members], members[0].param.device
         if old is None or len(old.params) != len(params) or any(a is not b for a, b in zip(old.params, params)):
@@ -315,7 +328,7 @@ class Optimizer(torch.optim.Optimizer):
             launch = members[0].kind.op.step_launch(len(work), dtypes)
             old = _Batch(params, first, _sent(work, torch.int32, device), launch, dtypes)
         slots = {m.slot: m.kind.op for m in members}
-        values = [op.slot() for op in slots.values()]
+        values = [op.slot() for op in slots.values()] if numbers else old.values
         order = {slot: k * len(self.op.slots) for k, slot in enumerate(slots)}
         old.kept = []
         rows = [self._row(m, first, order[m.slot], old.kept) for m, first in zip(members, old.first)]
@@ -342,7 +355,7 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """The 2-norm of all gradients together; the next step multiplies them by what makes it `max_norm` at most.
 
-        The gradients stay as they are, and nothing waits for the device. The sums are the same bits every time. With `grad_scale` the norm
+        The gradients stay as they are, and nothing waits for the device. A graph may hold it, if it was called with this `max_norm` before. The sums are the same bits every time. With `grad_scale` the norm
         is that of the gradients without it.
 
         Returns:
@@ -350,7 +363,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not max_norm >= 0:
             raise ValueError(f"{self.op.name}: `max_norm` is {max_norm}; it is not negative")
-        self._arrange()
+        self._arrange(numbers=False)
         batches = list(self._batches.values())
         if len({b.work.device for b in batches}) > 1:
             raise ValueError(f"{self.op.name}: the gradients are on several devices")
@@ -483,17 +496,6 @@ def _sent(values: Any, dtype: torch.dtype, device: torch.device, old: torch.Tens
     if old is None or old.device != device or old.shape != source.shape:
         return source.to(device, non_blocking=True, copy=True)
     return old.copy_(source, non_blocking=True)
-
-
-def _fetched(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """A flag on its way to the host, and the event after it; none while a graph is captured."""
-    if flag.device.type != "cuda":
-        return flag.clone(), None
-    host = torch.empty(flag.shape, dtype=flag.dtype, pin_memory=True)
-    host.copy_(flag, non_blocking=True)
-    if torch.cuda.is_current_stream_capturing():
-        return host, None
-    return host, torch.cuda.current_stream(flag.device).record_event()
 
 
 def _run(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

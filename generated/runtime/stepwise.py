@@ -73,7 +73,7 @@ class StepOp(RuntimeOp):
 
     @classmethod
     def stored(cls) -> tuple[Tensor, ...]:
-        """The tensors in memory, in the order of the table: the gradient, what is trained, and the rest of the state."""
+        """The tensors in memory, in the order of the table: the gradient, then the state as the spec has it."""
         return (*cls.inputs, *(t for t in cls.state if t.dims))
 
     def there(self, tensor: Tensor) -> bool:
