@@ -1,7 +1,8 @@
 """Composition: a group of nodes of a recorded graph becomes the text of one op's spec.
 
 Takes a graph, the places of the group's nodes and the specs of their ops, returns the YAML of an op that does what they do.
-Its formulas are those of the specs, its gradients theirs by the chain rule, or `auto`. It is text: whoever uses it loads and verifies it like any other.
+Its formulas are those of the specs, its gradients theirs by the chain rule, or `auto`. It is text: whoever uses it loads and
+verifies it like any other.
 
     relu_1 = relu(x), mul_1 = mul(relu_1, w)   ->   - op: relu_mul
                                                       forward: |
@@ -278,11 +279,7 @@ class _Composer:
         for k in self.nodes:
             node = self.graph.nodes[k]
             (made,) = node.outputs.values()
-            inner = [
-                t
-                for t in node.inputs.values()
-                if isinstance(t, str) and t in axes and self.graph.makers.get(t) in self.nodes
-            ]
+            inner = [t for t in node.inputs.values() if isinstance(t, str) and t in self.results]
             if lacking and axis in axes[made] and any(axis not in axes[t] for t in inner):
                 raise NotFused("a result without the reduced axis is given, and read beside what has it")
         return bool(lacking)
@@ -343,22 +340,21 @@ class _Composer:
     ) -> list[str]:
         out = [f"  doc: {self._doc()}"]
         for key, wanted in (("inputs", False), ("params", True)):
-            group = [t for t in self.tensors.values() if t.param is wanted]
-            out += (
-                [f"  {key}: {{{', '.join(f'{t.name}: {_declared(t.dims, t.dtype)}' for t in group)}}}"] if group else []
-            )
+            group = [f"{t.name}: {_declared(t.dims, t.dtype)}" for t in self.tensors.values() if t.param is wanted]
+            out += [f"  {key}: {{{', '.join(group)}}}"] if group else []
         out += ["  attrs:", *(f"    {a.name}: {a.text}" for a in self.attrs)] if self.attrs else []
         out += ["  requires: |", *(f"    {r}" for r in requires)] if requires else []
-        domains = [(t.name, t.domain) for t in self.tensors.values()] + [
-            (a.name, a.domain) for a in self.attrs if a.domain
+        named: list[_Tensor | _Attr] = [*self.tensors.values(), *self.attrs]
+        domains = [(n.name, n.domain) for n in named if n.domain is not None]
+        told = [
+            f"    {n}: [{_end(low)}, {_end(high)}]"
+            for n, (low, high) in domains
+            if (low, high) != (-math.inf, math.inf)
         ]
-        told = [f"    {n}: [{_end(d[0])}, {_end(d[1])}]" for n, d in domains if d and d != (-math.inf, math.inf)]
         out += ["  domain:", *told] if told else []
         out.append(f"  outputs: {{{', '.join(self._output(t) for t in self._ordered())}}}")
         out += ["  forward: |", *_statements(forward)]
-        if not any(t.dtype == "float" for t in self.tensors.values()) or set(entries.values()) == {
-            "not_differentiable"
-        }:
+        if set(entries.values()) <= {"not_differentiable"}:
             out.append("  backward: not_differentiable")
         else:
             out.append("  backward:")
@@ -409,14 +405,13 @@ def _python(value: Expr | None, texts: Mapping[str, str]) -> str:
 
 
 def _check_node(node: Node, op: OpSpec) -> None:
+    """Raises NotFused where a node gives what its op does not take, or as it must not be."""
     for key in node.inputs:
         if all(t.name != key for t in op.arguments):
             raise NotFused(f"`{node.name}` gives `{key}`, which `{op.name}` does not take")
     for key in node.attrs:
         if all(a.name != key for a in op.attrs):
             raise NotFused(f"`{node.name}` has the attr `{key}`, which `{op.name}` does not")
-    if list(node.outputs) != [op.outputs[0].name]:
-        raise NotFused(f"`{node.name}` has other outputs than `{op.name}`")
     given = {a.name: v for a in op.attrs if (v := node.attrs.get(a.name, _usual(a))) is not None and _is_of(a, v)}
     for requirement in op.requires:
         if computed(Reading({n: number(v) for n, v in given.items()}).read(requirement.expr)) is False:

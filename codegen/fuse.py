@@ -124,7 +124,12 @@ class _Finder:
 
     def _member(self, node: Node) -> Member | None:
         op = self.known.get(node.op)
-        if op is None or len(op.outputs) != 1 or op.update is not None:
+        if (
+            op is None
+            or op.update is not None
+            or [o.name for o in op.outputs] != list(node.outputs)
+            or len(op.outputs) != 1
+        ):
             return None
         usual = {
             a.name: a.default.value if isinstance(a.default, Text) else computed(a.default)

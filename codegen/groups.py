@@ -114,6 +114,7 @@ def _node(item: object, where: str, tensors: dict[str, Value], taken: set[str]) 
         place = f"{where}.inputs.{key}"
         if isinstance(operand, bool) or not (operand is None or isinstance(operand, (str, int, float))):
             raise GraphFault(place, f"{_shown(operand)} is neither a tensor's name, nor a number, nor null", name)
+        _check_whole(operand, place, name)
         if isinstance(operand, str) and operand not in tensors:
             raise GraphFault(place, f"`{operand}` is neither given nor made by a node before this one", name)
         inputs[key] = operand
@@ -148,8 +149,14 @@ def _attr(value: object, where: str, near: str) -> Any:
         if not any(v is None or isinstance(v, tuple) for v in items):
             return items
     elif value is None or isinstance(value, (bool, int, float, str)):
+        _check_whole(value, where, near)
         return value
     raise GraphFault(where, f"{_shown(value)} is no value of an attr", near)
+
+
+def _check_whole(value: object, where: str, near: str) -> None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise GraphFault(where, "the number is beyond the range of int64", near)
 
 
 def _record(value: object, where: str, keys: Sequence[str], near: str = "") -> Mapping[str, object]:
@@ -290,7 +297,7 @@ def _placed(member: Member, shape: Shape) -> Space | None:
     """The axes where an attr places one of them."""
     every = tuple(range(len(shape)))
     at = every if member.at is None else member.at if isinstance(member.at, tuple) else (member.at,)
-    if any(not -len(shape) <= k < len(shape) for k in at):
+    if any(not isinstance(k, int) or not -len(shape) <= k < len(shape) for k in at):
         return None
     inside = {k % len(shape) for k in at}
     return tuple((member.axis if k in inside else PACK, n) for k, n in enumerate(shape))
@@ -393,13 +400,17 @@ def boundary(graph: Graph, nodes: Sequence[int]) -> tuple[tuple[str, ...], tuple
 
 
 def alike(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> bool:
-    """Whether the floats among inputs and results have one dtype, and the ints: then no step rounds otherwise than the whole.
-    Params do not count."""
+    """Whether ops take the dtypes, and the floats among inputs and results have one dtype, and the ints: then no step rounds
+    otherwise than the whole. Params do not count."""
     dtypes = set[str]()
     for k in nodes:
-        node = graph.nodes[k]
-        voting = [node.inputs.get(t.name) for t in known[k].arguments if t.role == "input"]
-        dtypes |= {graph.tensors[t].dtype for t in (*voting, *node.outputs.values()) if isinstance(t, str)}
+        for tensor in known[k].tensors:
+            name = graph.nodes[k].outputs.get(tensor.name, graph.nodes[k].inputs.get(tensor.name))
+            if isinstance(name, str):
+                dtype = graph.tensors[name].dtype
+                dtypes |= set() if tensor.role == "param" else {dtype}
+                if dtype not in tensor.dtypes:
+                    return False
     return len(dtypes & set(FLOATS)) <= 1 and len(dtypes & {"i32", "i64"}) <= 1
 
 
@@ -444,7 +455,7 @@ def axes_of(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> 
     kept = member.axis if member.keeps else ""
     outside, visible = boundary(graph, nodes)
     stored = [(t, "") for t in outside] + [(t, kept) for t in visible]
-    good = all(graph.tensors[t].shape == expected(found[t], where, keep) for t, keep in stored)
+    good = all(t in found and graph.tensors[t].shape == expected(found[t], where, keep) for t, keep in stored)
     return found if good else None
 
 

@@ -97,7 +97,8 @@ def _pattern(op: type[RuntimeOp]) -> Pattern:
 def _inside(ops: Mapping[str, type[RuntimeOp]], node: Node) -> Member | None:
     """What a node is to a group: one of an op that is not known, or has several results, ends it."""
     op = ops.get(node.op)
-    return None if op is None or len(op.outputs) != 1 else member(op, node.attrs)
+    single = op is not None and len(op.outputs) == 1 and list(node.outputs) == [op.outputs[0].name]
+    return member(op, node.attrs) if op is not None and single else None
 
 
 def member(op: type[RuntimeOp], attrs: Mapping[str, Any]) -> Member | None:

@@ -408,6 +408,8 @@ DAMAGED = [
     ("nodes/0/attrs/alpha", [[1]], "nodes[0].attrs.alpha: a list is no value of an attr"),
     ("nodes/0/outputs/y/name", "x", "nodes[0].outputs.y.name: two tensors are called `x`"),
     ("nodes/0/outputs/y", "y", "nodes[0].outputs.y: `y` is no object"),
+    ("nodes/0/attrs/alpha", 2**63, "nodes[0].attrs.alpha: the number is beyond the range of int64"),
+    ("nodes/0/inputs/other", -(2**70), "nodes[0].inputs.other: the number is beyond the range of int64"),
     ("outputs", ["loss"], "outputs: there is no tensor `loss`"),
     ("outputs", [1], "outputs: 1 is no name"),
     ("stop_gradient", None, "stop_gradient: null is no list"),
@@ -466,6 +468,33 @@ WRONG_NODES = [
 @pytest.mark.parametrize(("change", "value", "text"), WRONG_NODES, ids=[t for _, _, t in WRONG_NODES])
 def test_a_node_that_is_not_as_its_spec_is_named(change: str, value: Any, text: str) -> None:
     assert [g.reason for g in found(damaged(change, value))] == [text]
+
+
+def normed() -> dict[str, Any]:
+    g = Recording()
+    s = g.node("softmax", x=g.node("exp", x=g.given("x")), _dim=-1)
+    return g.ends(s)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("nodes/1/attrs/dim", "last"), ("nodes/1/attrs/dim", 2), ("nodes/1/attrs/dim", 0.5), ("nodes/1/inputs/more", "x"),
+        ("nodes/1/outputs/z", {"name": "z", "dtype": "f32", "shape": [1]}), ("nodes/0/outputs", {}),
+        ("nodes/1/outputs/y/shape", ["batch"]), ("nodes/0/outputs/y/dtype", "bool"), ("nodes/0/inputs", {}),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_be_is_in_no_group(change: str, value: Any) -> None:
+    """It is no fault of the graph's form: whoever runs the graph will say it. Nothing is fused, and nothing breaks."""
+    data: Any = json.loads(json.dumps(normed()))
+    *way, last = [int(k) if k.isdigit() else k for k in change.split("/")]
+    place = data
+    for key in way:
+        place = place[key]
+    place[last] = value
+    if change == "nodes/0/outputs":
+        data["nodes"][1]["inputs"]["x"] = "x"
+    assert all(not group.op for group in found(data))
 
 
 # ---------------------------------------------------------------------------------------------- the key `fuses`
