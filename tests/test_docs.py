@@ -104,8 +104,12 @@ def test_hooks_exist() -> None:
 
 
 def test_every_module_is_described() -> None:
-    described = set(re.findall(r"^\| `([a-z_]+)` \|", _page("docs/architecture.md"), re.MULTILINE))
+    generator, runtime = (_page("docs/architecture.md").partition(f"## {title}")[2].partition("\n## ")[0]
+                          for title in ("The modules", "The runtime beyond one op"))  # fmt: skip
+    described = set(re.findall(r"^\| `([a-z_]+)` \|", generator, re.MULTILINE))
     assert described == {p.stem for p in (ROOT / "codegen").glob("*.py")} - {"__init__", "__main__"}
+    beside = {n for row in re.findall(r"^\| (`.*?`) \|", runtime, re.MULTILINE) for n in re.findall(r"`(\w+)`", row)}
+    assert beside and all((ROOT / "templates" / "runtime" / f"{name}.py").exists() for name in beside)
 
 
 def test_every_function_is_described() -> None:

@@ -193,7 +193,8 @@ def test_explain_prints_a_plan_for_every_op() -> None:
     assert not report.errors
     for op in (op for op in ops if op.schedule != "none"):
         text = explain(op, report)
-        assert f"{op.name}_forward" in text and "Plan: " in text, op.name
+        kernel = f"{op.name}_step" if op.state else f"{op.name}_forward"
+        assert kernel in text and "Plan: " in text, op.name
 
 
 @pytest.mark.parametrize("words", [("generate", "twise"), ("verify", "twise"), ("explain", "twise")])
