@@ -17,10 +17,10 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: the kernels were not timed")
         return 0
-    from benchmarks import pointwise, rows
+    from benchmarks import models, pointwise, rows, steps
 
     warm = ["--warm", str(min(16, os.cpu_count() or 1))]
-    return max(pointwise.main(warm), rows.main(warm))
+    return max(pointwise.main(warm), rows.main(warm), steps.main([]), models.main([]))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from generated.runtime.linalg import linear
-
 import generated
 from generated.runtime.executor import Executor
 from generated.runtime.graph import Graph, Init, SymTensor
+from generated.runtime.linalg import linear
 from generated.runtime.lowering import LoweringMode
 
 if TYPE_CHECKING:

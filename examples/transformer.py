@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from generated.runtime.linalg import batched_matmul, embedding, linear
-
 import generated
 from generated.runtime.graph import Graph, Init, SymTensor
+from generated.runtime.linalg import batched_matmul, embedding, linear
 
 BYTES = 256
 
