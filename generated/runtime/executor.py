@@ -343,9 +343,19 @@ class Executor:
                 f"backward: {why.get(self._ready, 'the backward of the last forward_train was run already')}"
             )
         self._seed(seeds)
+        self._attach()
         self._ready = "done"
         self._run(self._backward_runs(not self._fresh))
         self._fresh = False
+
+    def _attach(self) -> None:
+        """Torch's optimizers drop `.grad` where they zero it: it is there again, and begins with nothing."""
+        gone = [n for n in self.grads if self._params[n].grad is None]
+        self._fresh |= bool(gone) and len(gone) == len(self.grads) and not self.input_grads
+        for name in gone:
+            if not self._fresh:
+                self.grads[name].zero_()
+            self._params[name].grad = self.grads[name]
 
     def _seed(self, seeds: Any) -> None:
         names = self.model.seeds

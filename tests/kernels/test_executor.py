@@ -130,14 +130,22 @@ def test_masters_in_float32_take_gradients_in_float32() -> None:
     assert not torch.equal(run.forward(**given("bf16"))[0], before)
 
 
-def test_torch_optimizers_train_it() -> None:
+@pytest.mark.parametrize("zeroed", ["by the run", "by the optimizer", "to zeros", "of some"])
+def test_torch_optimizers_train_it(zeroed: str) -> None:
+    """Whoever zeroes the gradients, and where `.grad` is dropped."""
     graph, outputs = gated()
     run = graph.lower(outputs).load(DEVICE, batch=5)
     params = leaves(run)
     ours, theirs = (torch.optim.SGD(list(p.values()), lr=0.5, momentum=0.9) for p in (run.params, params))
     losses = []
     for seed in range(4):
-        run.zero_grad()
+        if zeroed == "by the run":
+            run.zero_grad()
+        elif zeroed == "of some":
+            for k, param in enumerate(run.params.values()):
+                param.grad = None if k else param.grad.zero_()
+        else:
+            ours.zero_grad(set_to_none=zeroed == "by the optimizer")
         losses.append(run.forward_train(**given(seed=seed))[0].item())
         run.backward()
         ours.step()
