@@ -172,8 +172,9 @@ def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.
         raise ValueError(f"{op.name}: `{public[first[0]]}` is on {device}; kernels run on CUDA and ROCm devices")
 
 
-def _check_indices(op: RuntimeOp, given: Mapping[str, Any], lib: _Torch) -> None:
+def check_indices(op: RuntimeOp, given: Mapping[str, Any]) -> None:
     """Raises IndexError where a tensor of indices has one that is out of range. It waits for the device: for debugging alone."""
+    lib = torch_library()
     tensors = [
         t for t in op.tensors if t.indexes and isinstance(given.get(t.name), lib.torch.Tensor) and given[t.name].numel()
     ]
@@ -272,7 +273,7 @@ def _forward(op: RuntimeOp, given: dict[str, Any], lib: _Torch, saving: bool = F
     """The outputs; `saving` also what the forward keeps for the backward, behind them."""
     plan, given = _planned(op, op.plan_forward, given, lib)
     if debugging():
-        _check_indices(op, given, lib)
+        check_indices(op, given)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     outputs = _allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
     between = op.between(plan, saving)

@@ -99,9 +99,10 @@ def test_several_seeds() -> None:
     graph, outputs = gated()
     run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
     params, inputs = leaves(run), given()
+    one = torch.ones((), device=DEVICE)
     seed = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(9)).to(DEVICE)
     run.forward_train(**inputs)
-    run.backward({outputs[1].name: seed})
+    run.backward({outputs[1].name: seed, outputs[0].name: one})
     loss, out = by_torch(params, **inputs)
     torch.autograd.backward([loss, out], [torch.ones_like(loss), seed])
     for name, param in params.items():
@@ -213,6 +214,106 @@ def test_gradients_that_are_one_cotangent_do_not_share_memory() -> None:
     assert torch.equal(run.grads["v"], seed.sum(0))
 
 
+def test_a_cotangent_that_is_the_gradient_of_several() -> None:
+    """Two params and an input of which nothing but the sum is read; the first backward and the later ones."""
+    x, graph = SymTensor.input("f32", (3, 4))
+    w, v = (graph.param(n, (3, 4), init=1) for n in "wv")
+    run = graph.lower(generated.square(generated.add(generated.add(w, v), x)), input_gradients=[x]).load(DEVICE)
+    seed = torch.arange(12.0, device=DEVICE).reshape(3, 4)
+    for count in (1, 2):
+        run.forward_train(torch.zeros(3, 4, device=DEVICE))
+        run.backward(seed)
+        for grad in (run.grads["w"], run.grads["v"], run.input_grads["x"]):
+            assert torch.equal(grad, count * 4 * seed)
+
+
+def _statistics(graph: Graph) -> tuple[SymTensor, SymTensor]:
+    return graph.buffer("rm", (4,), init=1.0), graph.buffer("rv", (4,), init=1.0)
+
+
+def test_a_backward_reads_buffers_as_they_were() -> None:
+    """A product with a running mean that is updated after it; the running statistics first as they are, then updated."""
+    x, graph = SymTensor.input("f32", (None, 4))
+    rm, rv = _statistics(graph)
+    s = graph.param("s", (4,), init=2.0)
+    first = generated.mul(s, rm.reshape(1, 4))
+    second = generated.batch_norm(x, rm, rv, training=False, weight=graph.param("w", (4,), init=1.0))
+    third = generated.batch_norm(x, rm, rv, training=True)
+    run = graph.lower(generated.sum(generated.add(generated.add(second, third), first), dim=None)).load(DEVICE, batch=6)
+    value = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE) + 5
+    run.forward_train(value)
+    run.backward()
+    torch.testing.assert_close(run.grads["s"], torch.full((4,), 6.0, device=DEVICE))
+    torch.testing.assert_close(run.grads["w"], (value - 1).sum(0) / (1 + 1e-5) ** 0.5)
+    assert not torch.equal(run.buffers["rm"], torch.ones(4, device=DEVICE))
+
+
+def test_a_fused_op_reads_buffers_as_its_steps_did() -> None:
+    x, graph = SymTensor.input("f32", (None, 4))
+    rm, rv = _statistics(graph)
+    r = generated.relu(rm)
+    b = generated.batch_norm(x, rm, rv, training=True)
+    y = generated.mul(r, graph.param("w", (4,), init=1.0))
+    values = []
+    for fuse in (False, True):
+        run = graph.lower([y, b], LoweringMode.INFERENCE, fuse=fuse).load(DEVICE, batch=6)
+        values.append(run.forward(torch.full((6, 4), 9.0, device=DEVICE))[0])
+    assert torch.equal(*values) and torch.equal(values[0], torch.ones(4, device=DEVICE))
+
+
+def test_many_dims_that_do_not_merge() -> None:
+    """Patches of images: six dims; a product of five that is turned, forward and backward."""
+    x, graph = SymTensor.input("f32", (None, 3, 8, 8))
+    patches = x.reshape(-1, 3, 2, 4, 2, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 4, 48)
+    w = graph.param("w", (2, 3, 2, 3, 2), init=Init("uniform", 1.0))
+    turned = generated.sin(generated.mul(w, 2.0).permute(3, 1, 4, 2, 0))
+    run = graph.lower([patches, turned], input_gradients=[x], seeds=[patches, turned]).load(DEVICE, batch=2)
+    g = torch.Generator().manual_seed(1)
+    value, a, b = (torch.randn(s, generator=g).to(DEVICE) for s in ((2, 3, 8, 8), (2, 4, 48), (3, 3, 2, 2, 2)))
+    found = run.forward_train(value)
+    run.backward({patches.name: a, turned.name: b})
+    leaf, p = value.clone().requires_grad_(), run.params["w"].detach().clone().requires_grad_()
+    want = [
+        leaf.reshape(-1, 3, 2, 4, 2, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 4, 48),
+        torch.sin(2 * p).permute(3, 1, 4, 2, 0),
+    ]
+    torch.autograd.backward(want, [a, b])
+    for got, wanted in zip((*found, run.input_grads["x"], run.grads["w"]), (*want, leaf.grad, p.grad)):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_runs_share_what_is_trained() -> None:
+    graph, outputs = gated("bf16")
+    run = graph.lower(outputs).load(DEVICE, batch=5, master="f32")
+    test = graph.lower(outputs[1], LoweringMode.INFERENCE).load(DEVICE, batch=3, share=run)
+    with torch.no_grad():
+        run.params["scale"].mul_(2)
+    run.sync()
+    own = {"x": given("bf16", batch=3)["x"]}
+    alone = graph.lower(outputs[1], LoweringMode.INFERENCE).load(DEVICE, batch=3)
+    alone.load_state_dict(run.state_dict())  # float32 masters into bf16
+    assert torch.equal(test.forward(**own), alone.forward(**own))
+
+
+def test_indices_are_checked_in_debug_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULLBACK_DEBUG", "1")
+    x, graph = SymTensor.input("f32", (None, 4))
+    run = graph.lower(generated.cross_entropy(x, graph.input("i64", (None,), "t")), input_gradients=[x]).load(
+        DEVICE, batch=2
+    )
+    with pytest.raises(
+        IndexError, match=r"node `cross_entropy_1` \(cross_entropy\): cross_entropy: `target` is 9 at \(1,\)"
+    ):
+        run.forward_train(torch.zeros(2, 4, device=DEVICE), torch.tensor([0, 9], device=DEVICE))
+
+
+def test_what_is_recorded_later_is_no_part_of_a_model() -> None:
+    graph, outputs = gated()
+    model = graph.lower(outputs, fuse=False)
+    graph.param("later", (3,), init=1)
+    assert "later" not in model.graph.tensors and "later" not in model.load(DEVICE, batch=2).params
+
+
 @pytest.mark.parametrize("batch", [0, 1])
 def test_batches_of_nothing_and_of_one(batch: int) -> None:
     graph, outputs = gated()
@@ -240,11 +341,10 @@ def test_inference_keeps_nothing() -> None:
     size = 16 * 1024 * 4
     run = graph.lower(z, LoweringMode.INFERENCE).load(DEVICE, batch=16)
     assert run.memory.arena == run.memory.lower_bound == 2 * size
-    assert not run.program.backward and not run.grads and run.memory.gradients == 0
+    assert not run.program.backward and run.memory.gradients == 0
     trained = graph.lower(z, input_gradients=[x]).load(DEVICE, batch=16)
     assert trained.memory.lower_bound >= 10 * size and trained.memory.arena <= 1.1 * trained.memory.lower_bound
-    with pytest.raises(RuntimeError, match="lowered for inference"):
-        run.forward_train(torch.zeros(16, 1024, device=DEVICE))
+    assert not hasattr(run, "backward") and not hasattr(run, "forward_train")
 
 
 def test_no_two_live_tensors_share_memory() -> None:
@@ -309,6 +409,13 @@ def _loaded() -> Executor:
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, heads=3))(*gated()), ValueError, "missing: none; not in the graph: heads"),
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=-2))(*gated()), ValueError, "size `batch` is -2"),
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, master="f64"))(*gated()), ValueError, "master is 'f64'"),
+        (lambda: _loaded().forward(**{**given(), "x": given()["x"].requires_grad_()}), ValueError, "input `x` requires a gradient"),
+        (lambda: _loaded().load("no such file"), FileNotFoundError, "there is no such file"),
+        (lambda: _loaded().save("no such folder/x"), FileNotFoundError, "there is no folder no such folder"),
+        (lambda: _loaded().load_state_dict(None), TypeError, "a state is a mapping of names to tensors"),
+        (lambda: _loaded().load_state_dict({"scale": [1.0]}), TypeError, "a state is a mapping of names to tensors"),
+        (lambda: _loaded().capture(), RuntimeError, "run one training step first"),
+        (lambda: _loaded().optimizer(lambda params, **_: torch.optim.SGD(dict(params).values(), lr=1)), TypeError, "SGD is no optimizer of this package"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(call: Any, kind: type[Exception], text: str) -> None:
@@ -320,17 +427,21 @@ def test_seeds_are_checked() -> None:
     graph, outputs = gated()
     run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
     loss, out = (o.name for o in outputs)
+    one, whole = torch.ones((), device=DEVICE), torch.ones(5, 8, 3, device=DEVICE)
     run.forward_train(**given())
     for seeds, kind, text in (
         (None, TypeError, f"`{out}` has 120 values: give its cotangent"),
-        ({"y": torch.ones(())}, TypeError, "not of the model: y"),
-        (torch.ones(()), TypeError, "give seeds by name"),
-        ({out: torch.ones(5, 8, 2, device=DEVICE)}, ValueError, r"the output is torch.float32 \(5, 8, 3\)"),
-        ({out: torch.ones(5, 8, 3, device=DEVICE).double()}, ValueError, "is torch.float64"),
+        ({"y": one}, TypeError, f"not of the model: y; missing: {loss}, {out}"),
+        ({out: whole}, TypeError, f"not of the model: none; missing: {loss}"),
+        (one, TypeError, "give a cotangent by each name"),
+        ([1.0], TypeError, "give a cotangent by each name"),
+        ({loss: 1.0, out: whole}, TypeError, f"`{loss}` is a float"),
+        ({loss: one, out: whole[..., 1:]}, ValueError, r"the output is torch.float32 \(5, 8, 3\)"),
+        ({loss: one, out: whole.double()}, ValueError, "is torch.float64"),
     ):
         with pytest.raises(kind, match=text):
             run.backward(seeds)
-    run.backward({out: torch.ones(5, 8, 3, device=DEVICE)})  # what was refused has cost nothing
+    run.backward({loss: one, out: whole})  # what was refused has cost nothing
     assert loss in run.model.seeds
 
 
