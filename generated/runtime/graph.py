@@ -390,6 +390,7 @@ class Graph:
             {
                 "name": n.name, "op": n.op.name, "attrs": _plain(dict(n.op.attrs)), "inputs": dict(n.inputs),
                 "outputs": {k: {"name": v, "dtype": self.tensors[v].dtype, "shape": shape(v)} for k, v in n.outputs.items()},
+                **({"updates": [k for k, v in n.inputs.items() if v in n.updated]} if n.updated else {}),
             }
             for n in self.nodes
         ]  # fmt: skip

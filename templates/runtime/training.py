@@ -253,6 +253,10 @@ class Trainer(Executor):
         if max_norm is not None and not own:
             raise TypeError("capture: max_norm needs an optimizer of this package")
         self._seed(None)
+        if max_norm is not None:  # its kernels are compiled before; the factor is dropped
+            optimizer.clip_grad_norm(max_norm)
+            optimizer.zero_grad()
+            self._fresh = True
         return Captured(self, optimizer, max_norm)
 
     # -------------------------------------------------------------------------------- optimizers
@@ -301,15 +305,11 @@ class Captured:
             # What the recorded launches read must live as long, and be where it was.
             self._held, self._arranged = self._own.held(), self._own.arrangement
         if trainer.device.type == "cuda":
-            if self._own is not None:
-                self._own.prepare()
             with torch.cuda.device(trainer.device):
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
                     self._step()
-            if self._own is not None:
-                self._own.undo()
             self._graph = graph
 
     def _step(self) -> None:
@@ -334,7 +334,6 @@ class Captured:
         if self._own is not None:
             self._own.prepare()
             if self._own.arrangement != self._arranged:
-                self._own.undo()
                 raise RuntimeError(
                     "the optimizer has other params, state or choices than when it was captured: capture again"
                 )

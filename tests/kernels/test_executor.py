@@ -495,24 +495,57 @@ def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- whole steps
 
 
-def test_captured_steps_are_steps() -> None:
-    """A step as one graph on a GPU; on a CPU it runs as it is."""
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_captured_steps_are_steps(max_norm: float | None) -> None:
+    """A step as one graph on a GPU; on a CPU it runs as it is. Whatever ran between, seeds are 1; hyper-parameters may change."""
     graph, outputs = gated()
     plain, captured = (graph.lower(outputs).load(DEVICE, batch=5) for _ in range(2))
-    with pytest.raises(RuntimeError, match="run one training step first"):
-        captured.capture()
-    for run in (plain, captured):
-        run.forward_train(**given())
-        run.backward()
+    optimizers = [run.optimizer(generated.adamw, lr=0.1) for run in (plain, captured)]
+
+    def step(run: Any, optimizer: Any, seed: int, cotangent: Any = None) -> Any:
         run.zero_grad()
-    step = captured.capture()
+        found = run.forward_train(**given(seed=seed))
+        run.backward(cotangent)
+        if max_norm is not None:
+            optimizer.clip_grad_norm(max_norm)
+        optimizer.step()
+        return found
+
+    for run, optimizer in zip((plain, captured), optimizers):
+        step(run, optimizer, 1)
+    whole = captured.capture(optimizers[1], max_norm=max_norm)
+    for run, optimizer in zip((plain, captured), optimizers):
+        step(run, optimizer, 2, torch.full((), 5.0, device=DEVICE))
     for seed in (3, 4):
-        wanted = plain.forward_train(**given(seed=seed))
-        plain.backward()
-        found = step(**given(seed=seed))
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.1 * seed
+        wanted, found = step(plain, optimizers[0], seed), whole(**given(seed=seed))
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
         assert all(torch.equal(plain.grads[n], g) for n, g in captured.grads.items())
-        plain.zero_grad()
+        assert all(torch.equal(plain.params[n], p) for n, p in captured.params.items())
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    run.forward_train(**given())
+    run.backward()
+    for call, text in (
+        (
+            lambda: run.capture(torch.optim.SGD(run.params.values(), lr=1)),
+            "a SGD is no optimizer of this package: give its `step`",
+        ),
+        (lambda: run.capture(lambda: None, max_norm=1.0), "max_norm needs an optimizer of this package"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    optimizer = run.optimizer(generated.adamw, lr=0.1)
+    optimizer.step()
+    step = run.capture(optimizer)
+    step(**given())
+    optimizer.param_groups[0]["maximize"] = True
+    with pytest.raises(RuntimeError, match="other params, state or choices than when it was captured: capture again"):
+        step(**given())
 
 
 # ---------------------------------------------------------------------------------------------- fused ops
