@@ -64,8 +64,11 @@ def load_into(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]
     """
     import torch
 
-    if not isinstance(given, Mapping) or not all(isinstance(t, torch.Tensor) for t in given.values()):
-        raise TypeError(f"{source}: a state is a mapping of names to tensors")
+    def whole(tensor: object) -> bool:
+        return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type != "meta"
+
+    if not isinstance(given, Mapping) or not all(whole(t) for t in given.values()):
+        raise TypeError(f"{source}: a state is a mapping of names to tensors that are dense in memory")
     halves = (torch.float16, torch.bfloat16)
     wrong = [f"`{n}` is missing" for n in own if n not in given]
     wrong += [f"`{n}` is not of this model" for n in given if n not in own]

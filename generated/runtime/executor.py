@@ -9,6 +9,7 @@ All addresses are fixed when a model is loaded: the arguments of every launch ar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -93,12 +94,13 @@ class Executor:
         self.program: Program = build(model, sizes, lib.multiprocessors(self.device), tuple(wide))
         self._fixed: dict[str, torch.Tensor] = {}
         self._allocate(share)
-        generator = self._torch.Generator().manual_seed(seed)
         for name, tensor in {**self._params, **self._buffers}.items():
             if share is None or name not in share._fixed:
-                self._fill(name, tensor, self._initial(model.graph.tensors[name], tensor, generator))
+                self._fill(name, tensor, self._initial(model.graph.tensors[name], tensor, seed))
         self.params, self.buffers = MappingProxyType(self._params), MappingProxyType(self._buffers)
         self._forward = self._bound(self.program.forward, self._views())
+        own = {**self._params, **self._buffers}
+        self._memory = [(n, t, t.detach(), t.data_ptr()) for n, t in own.items()]
 
     # -------------------------------------------------------------------------------- memory
 
@@ -133,16 +135,24 @@ class Executor:
     def _fill(self, name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
-    def _initial(self, tensor: Recorded, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Values in float32 on the CPU, so that they are the same on every device."""
-        values, init = self._torch.empty(tuple(like.shape), dtype=self._torch.float32), tensor.init
+    def _initial(self, tensor: Recorded, like: torch.Tensor, seed: int) -> torch.Tensor:
+        """First values, drawn on the CPU so that they are the same on every device."""
+        torch, init = self._torch, tensor.init
         if init is None:
             raise ValueError(f"{tensor.role} `{tensor.name}`: no op says what it begins with: give it `init=`")
+        if init.kind == "constant":
+            values = torch.full(tuple(like.shape), init.amount, dtype=torch.float64)
+            if not torch.equal(values.to(like.dtype).isfinite(), values.isfinite()) or (
+                not like.dtype.is_floating_point and not torch.equal(values.to(like.dtype).double(), values)
+            ):
+                raise ValueError(f"{tensor.role} `{tensor.name}`: {tensor.dtype} does not hold {init.amount}")
+            return values
+        digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        values = torch.empty(tuple(like.shape), dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
         if init.kind == "normal":
             return values.normal_(0, init.amount, generator=generator)
-        if init.kind == "uniform":
-            return values.uniform_(-init.amount, init.amount, generator=generator)
-        return values.fill_(init.amount)
+        return values.uniform_(-init.amount, init.amount, generator=generator)
 
     def _tensor(self, name: str) -> torch.Tensor:
         """A tensor of a run, as torch sees it."""
@@ -211,7 +221,7 @@ class Executor:
 
     # -------------------------------------------------------------------------------- running
 
-    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+    def forward(self, /, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The outputs, as the model was lowered with them: new tensors.
 
         Raises:
@@ -238,8 +248,17 @@ class Executor:
         whole = {**given, **named}
         for name, value in whole.items():
             self._check(name, value)
+        self._check_memory()
         for name, value in whole.items():
             self._fixed[name].copy_(value.detach())
+
+    def _check_memory(self) -> None:
+        """Launches have the addresses that params had when the model was loaded."""
+        for name, tensor, _, address in self._memory:
+            if tensor.data_ptr() != address:
+                raise RuntimeError(
+                    f"`{name}` has other memory than when the model was loaded: copy values into it instead"
+                )
 
     def _check(self, name: str, value: Any) -> None:
         own, recorded = self._fixed[name], self.model.graph.tensors[name]

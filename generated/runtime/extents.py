@@ -41,6 +41,8 @@ class Extent:
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """The number. Raises ShapeError where it is not whole, KeyError where a size is missing."""
+        if any(p < 0 and sizes[n] == 0 for n, p in self.powers):
+            raise ShapeError(f"{self} has no value where {', '.join(n for n, p in self.powers if p < 0)} is 0")
         value = self.factor * math.prod(Fraction(sizes[n]) ** p for n, p in self.powers)
         if value.denominator != 1:
             raise ShapeError(f"{self} is {value} where {', '.join(f'{n} is {sizes[n]}' for n, _ in self.powers)}")

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from . import fusion
+from .custom import CustomOp
 from .graph import Graph, Node, SymTensor, is_float
 from .op import RuntimeOp
 
@@ -65,7 +66,7 @@ class Model:
 
     def fusions(self) -> str:
         """Which nodes run as one op, and which could: one line each."""
-        known = {n.op.name: type(n.op) for n in self.graph.nodes if isinstance(n.op, RuntimeOp)}
+        known = _generated(self.graph)
         done = [f"{', '.join(nodes)}: run as {op}" for op, nodes in self.replaced]
         data = self.graph.to_dict(self.outputs)
         could = [
@@ -121,9 +122,15 @@ def lower(graph: Graph, outputs: SymTensor | Sequence[SymTensor], mode: Lowering
     return Model(graph, mode, nodes, names, begins, reached, frozenset(paths.useful), replaced)
 
 
+def _generated(graph: Graph) -> dict[str, type[RuntimeOp]]:
+    """The ops of a graph that have specs."""
+    ops = (n.op for n in graph.nodes)
+    return {op.name: type(op) for op in ops if isinstance(op, RuntimeOp) and not isinstance(op, CustomOp)}
+
+
 def _fused(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, tuple[tuple[str, tuple[str, ...]], ...]]:
     """The graph with a fused op, where one is installed, in the place of its steps."""
-    known = {n.op.name: type(n.op) for n in graph.nodes if isinstance(n.op, RuntimeOp)}
+    known = _generated(graph)
     found = fusion.matches(graph.to_dict(outputs), {**fusion.installed(), **known})
     gone = {name for r in found for name in r.nodes}
     last = {r.nodes[-1]: r for r in found}

@@ -68,7 +68,7 @@ class Trainer(Executor):
     def _fill(self, name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
         super()._fill(name, tensor, values)
         if name in self._mastered:
-            self._compute[name], self._params[name] = tensor, values.to(self.device)
+            self._compute[name], self._params[name] = tensor, values.to(self.device, self._torch.float32)
 
     def _in_one(self, like: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Dense tensors of zeros in one piece of memory, which is zeroed at once."""
@@ -128,14 +128,14 @@ class Trainer(Executor):
 
     # -------------------------------------------------------------------------------- running
 
-    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+    def forward(self, /, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """As `Executor.forward`; no backward may follow."""
         self._ready = ""
         found = super().forward(*inputs, **named)
         self._ready = "inference"
         return found
 
-    def forward_train(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+    def forward_train(self, /, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The outputs; `backward` may follow once."""
         self._ready = ""
         found = super().forward(*inputs, **named)
@@ -165,12 +165,15 @@ class Trainer(Executor):
         self._fresh = False
 
     def _attach(self) -> None:
-        """Torch's optimizers drop `.grad` where they zero it: it is there again, and begins with nothing."""
-        gone = [n for n in self.grads if self._params[n].grad is None]
+        """`.grad` is the gradient that launches write: dropped, as torch's optimizers zero it, it is there again and begins with
+        nothing; in the place of another tensor it has that one's values."""
+        other = [n for n in self.grads if self._params[n].grad is not self.grads[n]]
+        gone = [n for n in other if self._params[n].grad is None]
         self._fresh |= bool(gone) and len(gone) == len(self.grads) and not self.input_grads
-        for name in gone:
+        for name in other:
             if not self._fresh:
-                self.grads[name].zero_()
+                given = self._params[name].grad
+                self.grads[name].zero_() if given is None else self.grads[name].copy_(given)
             self._params[name].grad = self.grads[name]
 
     def _seed(self, seeds: Any) -> None:
@@ -253,6 +256,7 @@ class Trainer(Executor):
         if max_norm is not None and not own:
             raise TypeError("capture: max_norm needs an optimizer of this package")
         self._seed(None)
+        self._attach()
         if max_norm is not None:  # its kernels are compiled before; the factor is dropped
             optimizer.clip_grad_norm(max_norm)
             optimizer.zero_grad()
@@ -280,11 +284,15 @@ class Trainer(Executor):
         """
         named = dict(self.parameters())
         if groups is not None:
-            listed = [n for g in groups for n in g["params"]]
+            listed = [n for g in groups for n in g.get("params", ())]
             wrong = {n for n in listed if n not in named or listed.count(n) > 1} | {n for n in named if n not in listed}
             if wrong:
                 raise ValueError(f"groups name each trained param once; not so: {', '.join(sorted(wrong))}")
-        own = [{**g, "params": [(n, named[n]) for n in g["params"]]} for g in groups] if groups else list(named.items())
+        own = (
+            [{**g, "params": [(n, named[n]) for n in g.get("params", ())]} for g in groups]
+            if groups
+            else list(named.items())
+        )
         found = make(own, **hyper)
         if not hasattr(found, "bind"):
             raise TypeError(f"{type(found).__name__} is no optimizer of this package: make it of `run.params.values()`")
@@ -301,9 +309,6 @@ class Captured:
         self._own = optimizer if hasattr(optimizer, "prepare") else None
         self._other = None if self._own is not None else optimizer
         torch = trainer._torch
-        if self._own is not None:
-            # What the recorded launches read must live as long, and be where it was.
-            self._held, self._arranged = self._own.held(), self._own.arrangement
         if trainer.device.type == "cuda":
             with torch.cuda.device(trainer.device):
                 torch.cuda.synchronize()
@@ -311,6 +316,8 @@ class Captured:
                 with torch.cuda.graph(graph):
                     self._step()
             self._graph = graph
+        if self._own is not None:  # what the recorded launches read must live as long, and be where it was
+            self._held, self._arranged = self._own.held(), self._own.arrangement
 
     def _step(self) -> None:
         own = self.trainer
@@ -324,13 +331,14 @@ class Captured:
         elif self._other is not None:
             self._other()
 
-    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+    def __call__(self, /, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The outputs of the step, from before its update.
 
         Raises:
             RuntimeError: the optimizer has changed in more than its hyper-parameters: what was recorded is not right any more.
         """
         self.trainer._take(inputs, named)
+        self.trainer._attach()
         if self._own is not None:
             self._own.prepare()
             if self._own.arrangement != self._arranged:

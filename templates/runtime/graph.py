@@ -38,7 +38,7 @@ _TAKEN = ("device", "seed", "master")
 @dataclass(frozen=True)
 class Init:
     """What a param or buffer is filled with when a model is loaded: `constant`, `normal` of a deviation, or `uniform`
-    between -amount and amount. Random ones are drawn in the order of the graph from one seed.
+    between -amount and amount. Random ones are drawn for each name alone: what else a model has makes no difference.
     """
 
     kind: str
@@ -47,6 +47,8 @@ class Init:
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "normal", "uniform"):
             raise ValueError(f"Init: kind is {self.kind!r}; it is constant, normal or uniform")
+        if self.kind != "constant" and not 0 <= self.amount < float("inf"):
+            raise ValueError(f"Init: {self.kind} of {self.amount}; it is finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -215,10 +217,14 @@ class Graph:
         return self._leaf(Recorded(name, "buffer", _dtype(dtype), own, _init(name, init)))
 
     def _leaf(self, tensor: Recorded) -> SymTensor:
+        if not isinstance(tensor.name, str):
+            raise TypeError(f"{tensor.name!r} is no name of a tensor: it takes a string")
         if tensor.name in self.tensors:
             raise ValueError(f"the graph has a tensor `{tensor.name}` already: names are given once")
-        if not tensor.name or any(c.isspace() for c in tensor.name):
-            raise ValueError(f"{tensor.name!r} is no name of a tensor: it has characters, and no white space")
+        if tensor.name in ("", "__metadata__") or any(c.isspace() for c in tensor.name):
+            raise ValueError(
+                f"{tensor.name!r} is no name of a tensor: it has characters, no white space, and files have a use for __metadata__"
+            )
         if (
             tensor.role in ("param", "buffer")
             and tensor.shape is not None
@@ -334,7 +340,9 @@ class Graph:
     def meta(self, name: str, sizes: Mapping[str, int]) -> Meta:
         """A tensor with numbers for sizes, dense."""
         tensor = self.tensors[name]
-        shape = extents.concrete(tensor.shape or (), sizes)
+        if tensor.shape is None:
+            raise ShapeError(f"{tensor.role} `{name}` has no shape: no op has given it one")
+        shape = extents.concrete(tensor.shape, sizes)
         return Meta(tensor.dtype, shape, dense_strides(shape))
 
     def _shapes(self, op: RuntimeOp, given: Mapping[str, Any]) -> dict[str, tuple[str, tuple[Size, ...]]]:

@@ -414,6 +414,10 @@ def _loaded() -> Executor:
         (lambda: _loaded().save("no such folder/x"), FileNotFoundError, "there is no folder no such folder"),
         (lambda: _loaded().load_state_dict(None), TypeError, "a state is a mapping of names to tensors"),
         (lambda: _loaded().load_state_dict({"scale": [1.0]}), TypeError, "a state is a mapping of names to tensors"),
+        (lambda: _loaded().load_state_dict({"scale": torch.ones(8, device="meta")}), TypeError, "that are dense in memory"),
+        (lambda: _first("i32", 0.5), ValueError, "buffer `b`: i32 does not hold 0.5"),
+        (lambda: _first("i32", 2**31), ValueError, "buffer `b`: i32 does not hold 2147483648.0"),
+        (lambda: _first("f16", 1e6), ValueError, "buffer `b`: f16 does not hold 1000000.0"),
         (lambda: _loaded().capture(), RuntimeError, "run one training step first"),
         (lambda: _loaded().optimizer(lambda params, **_: torch.optim.SGD(dict(params).values(), lr=1)), TypeError, "SGD is no optimizer of this package"),
     ],
@@ -421,6 +425,56 @@ def _loaded() -> Executor:
 def test_errors_name_what_is_wrong(call: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         call()
+
+
+def _first(dtype: str, value: float) -> Any:
+    """A buffer that begins with a number."""
+    x, graph = SymTensor.input(dtype, (3,))
+    b = graph.buffer("b", (3,), dtype, value)
+    return graph.lower([x, b], LoweringMode.INFERENCE).load(DEVICE).buffers["b"]
+
+
+def test_first_values_are_exact_and_go_with_the_name() -> None:
+    assert _first("i64", 2**24 + 1).tolist() == [2**24 + 1] * 3 and _first("f64", 0.1).tolist() == [0.1] * 3
+    graph, outputs = gated()
+    trained, inferred = graph.lower(outputs).load(DEVICE, batch=2), graph.lower(
+        outputs[1], LoweringMode.INFERENCE
+    ).load(DEVICE, batch=2)
+    assert all(torch.equal(trained.params[n], p) for n, p in inferred.params.items())
+
+
+def test_params_in_other_memory_are_refused() -> None:
+    run = _loaded()
+    run.params["scale"].data = run.params["scale"].data * 2
+    with pytest.raises(RuntimeError, match="`scale` has other memory than when the model was loaded"):
+        run.forward(**given())
+
+
+def test_gradients_that_were_replaced_count() -> None:
+    """`param.grad = param.grad * 0.5`, then another backward adds to that."""
+    run = _loaded()
+    run.forward_train(**given())
+    run.backward()
+    once = {n: g.clone() for n, g in run.grads.items()}
+    for param in run.params.values():
+        param.grad = param.grad * 0.5
+    run.forward_train(**given())
+    run.backward()
+    for name, grad in once.items():
+        torch.testing.assert_close(run.params[name].grad, 1.5 * grad)
+        assert run.params[name].grad is run.grads[name]
+
+
+def test_a_captured_torch_optimizer_has_gradients() -> None:
+    run = _loaded()
+    optimizer = torch.optim.SGD(run.params.values(), lr=0.5)
+    run.forward_train(**given())
+    run.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step, before = run.capture(optimizer.step), {n: p.clone() for n, p in run.params.items()}
+    step(**given())
+    assert not any(torch.equal(before[n], p) for n, p in run.params.items())
 
 
 def test_seeds_are_checked() -> None:
