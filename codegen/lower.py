@@ -586,8 +586,8 @@ class Lowering:
         asked |= {c for _, dims in chosen for c, _, _ in dims}
         return Module(
             self.plan, first, second, tuple((n, t) for n, t in self.hosted.items() if n in used),
-            tuple((n, t) for n, t in self.choices.items() if n in used | asked), tuple(self._import_lines()), tuple(self.passes()),
-            tuple(self.present), tuple(self._equals()), updates, chosen, there,
+            tuple((n, t) for n, t in self.choices.items() if n in used | asked), tuple(self._import_lines()), tuple(self.passes() if backward else ()),
+            tuple(self.present), tuple(self._equals() if backward else ()), updates, chosen, there,
         )  # fmt: skip
 
     def _when(self, stage: Stage) -> When:

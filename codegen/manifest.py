@@ -30,7 +30,7 @@ SETTINGS = "pyproject.toml"
 _PRESENTING = ("__main__.py", "cli.py", "explain.py")
 """Modules of the generator that only print: no emitted byte depends on them."""
 VERIFIED_ONLY = "verified only"
-"""The digest of an op with `schedule: none`: no file comes from it."""
+"""The digest of an op with `schedule: none`, or with state in a package for inference: no file comes from it."""
 _FIRST = "{"
 _LAST = '"format": 1\n}\n'
 _LISTED = " lists "
@@ -171,7 +171,8 @@ def inputs(root: Path, config: Config) -> dict[str, str]:
     for name, text in spec_texts(root, config):
         found[name] = digest(text)
         for op, part in split_ops(text):
-            found[f"{name}#{op}"] = VERIFIED_ONLY if _UNSCHEDULED.search(part) else digest(part)
+            bare = _UNSCHEDULED.search(part) or (config.mode == "inference" and _STEP.search(part))
+            found[f"{name}#{op}"] = VERIFIED_ONLY if bare else digest(part)
     return found
 
 
@@ -208,6 +209,7 @@ def spec_texts(root: Path, config: Config) -> Iterator[tuple[str, str]]:
 
 
 _UNSCHEDULED = re.compile(r"""^ *["']?schedule["']?: *["']?none\b""", re.MULTILINE)
+_STEP = re.compile(r"""^ *["']?state["']?:""", re.MULTILINE)
 _ITEM = re.compile(r"^-(?=[ \n])", re.MULTILINE)
 _OP = re.compile(r"""^-?\s*\{?\s*["']?op["']?\s*:\s*["']?([A-Za-z_]\w*)""", re.MULTILINE)
 

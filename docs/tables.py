@@ -94,11 +94,15 @@ def kernel() -> str:
 
 
 def custom() -> str:
-    """A hand-written kernel and its op, as far as its first launch."""
-    text = (ROOT / "generated/runtime/linalg.py").read_text(encoding="utf-8")
-    kernel = text[text.index("@triton.jit\ndef rows_by_matrix(") :].partition("\n\n\n")[0]
-    head = text[text.index("class Linear(") :].partition("    def _over_rows")[0].rstrip()
-    return _fenced("python", f"{kernel}\n\n\n{head}\n")
+    """A hand-written kernel and its op: the forward, and of the backward what chooses its launches."""
+    forward, whole = (
+        (ROOT / "generated/runtime" / name).read_text(encoding="utf-8")
+        for name in ("linalg_forward.py", "linalg_ops.py")
+    )
+    kernel = forward[forward.index("@triton.jit\ndef rows_by_matrix(") :].partition("\n\n\n")[0]
+    first = forward[forward.index("class LinearForward(") :].partition("\n\n\n")[0].rstrip()
+    second = whole[whole.index("class Linear(") :].partition("    def _over_rows")[0].rstrip()
+    return _fenced("python", f"{kernel}\n\n\n{first}\n\n\n{second}\n")
 
 
 def _fenced(language: str, text: str) -> str:

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import acos as _acos
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def acos_backward(
     tl.store(dx_ptr + i, -dy * _rsqrt((1 - x) * (1 + x)), mask=mask)
 
 
-class Acos(RuntimeOp):
+class Acos(DifferentiableOp):
     """How `acos` is launched: its tensors, choices and kernels."""
 
     name = "acos"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import acosh as _acosh
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def acosh_backward(
     tl.store(dx_ptr + i, dy * _rsqrt(x - 1) * _rsqrt(x + 1), mask=mask)
 
 
-class Acosh(RuntimeOp):
+class Acosh(DifferentiableOp):
     """How `acosh` is launched: its tensors, choices and kernels."""
 
     name = "acosh"

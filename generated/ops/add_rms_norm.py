@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -180,7 +180,7 @@ def add_rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class AddRmsNorm(RuntimeOp):
+class AddRmsNorm(DifferentiableOp):
     """How `add_rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "add_rms_norm"

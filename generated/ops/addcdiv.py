@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -83,7 +83,7 @@ def addcdiv_backward(
         tl.store(dtensor2_sum_ptr + part, added_up(dtensor2_sum, BLOCK_R), mask=exists)
 
 
-class Addcdiv(RuntimeOp):
+class Addcdiv(DifferentiableOp):
     """How `addcdiv` is launched: its tensors, choices and kernels."""
 
     name = "addcdiv"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -81,7 +81,7 @@ def addcmul_backward(
         tl.store(dtensor2_sum_ptr + part, added_up(dtensor2_sum, BLOCK_R), mask=exists)
 
 
-class Addcmul(RuntimeOp):
+class Addcmul(DifferentiableOp):
     """How `addcmul` is launched: its tensors, choices and kernels."""
 
     name = "addcmul"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import isnan, maximum, minimum
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -64,7 +64,7 @@ def argmax_forward(
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
-class Argmax(RuntimeOp):
+class Argmax(DifferentiableOp):
     """How `argmax` is launched: its tensors, choices and kernels."""
 
     name = "argmax"

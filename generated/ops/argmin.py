@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import isnan, minimum
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -64,7 +64,7 @@ def argmin_forward(
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
-class Argmin(RuntimeOp):
+class Argmin(DifferentiableOp):
     """How `argmin` is launched: its tensors, choices and kernels."""
 
     name = "argmin"

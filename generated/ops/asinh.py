@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import asinh as _asinh
 from ..runtime.math import hypot as _hypot
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def asinh_backward(
     tl.store(dx_ptr + i, dy / _hypot(x, scalar(1, COMPUTE)), mask=mask)
 
 
-class Asinh(RuntimeOp):
+class Asinh(DifferentiableOp):
     """How `asinh` is launched: its tensors, choices and kernels."""
 
     name = "asinh"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import atanh as _atanh
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def atanh_backward(
     tl.store(dx_ptr + i, dy / ((1 - x) * (1 + x)), mask=mask)
 
 
-class Atanh(RuntimeOp):
+class Atanh(DifferentiableOp):
     """How `atanh` is launched: its tensors, choices and kernels."""
 
     name = "atanh"

@@ -13,9 +13,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -225,7 +225,7 @@ def batch_norm_backward(
         tl.store(dbias_ptr + offset(k, k_at, dbias_kept_strides), dbias, mask=exists)
 
 
-class BatchNorm(RuntimeOp):
+class BatchNorm(DifferentiableOp):
     """How `batch_norm` is launched: its tensors, choices and kernels."""
 
     name = "batch_norm"

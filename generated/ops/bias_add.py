@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -60,7 +60,7 @@ def bias_add_backward(
         tl.store(dbias_sum_ptr + part, added_up(dbias_sum, BLOCK_R), mask=exists)
 
 
-class BiasAdd(RuntimeOp):
+class BiasAdd(DifferentiableOp):
     """How `bias_add` is launched: its tensors, choices and kernels."""
 
     name = "bias_add"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def bitwise_and_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseAnd(RuntimeOp):
+class BitwiseAnd(DifferentiableOp):
     """How `bitwise_and` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_and"

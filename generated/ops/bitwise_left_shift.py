@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import shift_left
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def bitwise_left_shift_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseLeftShift(RuntimeOp):
+class BitwiseLeftShift(DifferentiableOp):
     """How `bitwise_left_shift` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_left_shift"

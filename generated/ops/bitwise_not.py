@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bitwise_not_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseNot(RuntimeOp):
+class BitwiseNot(DifferentiableOp):
     """How `bitwise_not` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_not"

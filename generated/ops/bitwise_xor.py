@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def bitwise_xor_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class BitwiseXor(RuntimeOp):
+class BitwiseXor(DifferentiableOp):
     """How `bitwise_xor` is launched: its tensors, choices and kernels."""
 
     name = "bitwise_xor"

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def celu_backward(
     tl.store(dx_ptr + i, tl.where(x > 0, dy, dy * exp(z, HALF)), mask=mask)
 
 
-class Celu(RuntimeOp):
+class Celu(DifferentiableOp):
     """How `celu` is launched: its tensors, choices and kernels."""
 
     name = "celu"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def clamp_backward(
         tl.store(dx_ptr + i, above, mask=mask)
 
 
-class Clamp(RuntimeOp):
+class Clamp(DifferentiableOp):
     """How `clamp` is launched: its tensors, choices and kernels."""
 
     name = "clamp"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cosh as _cosh
 from ..runtime.math import sinh as _sinh
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def cosh_backward(
     tl.store(dx_ptr + i, dy * _sinh(x, HALF), mask=mask)
 
 
-class Cosh(RuntimeOp):
+class Cosh(DifferentiableOp):
     """How `cosh` is launched: its tensors, choices and kernels."""
 
     name = "cosh"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import clamp, divide, rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -161,7 +161,7 @@ def cosine_embedding_loss_backward(
             tl.store(dx2_ptr + offset(k, k_at, dx2_kept_strides) + offset(r, r_at, dx2_reduced_strides), dx2, mask=mask)
 
 
-class CosineEmbeddingLoss(RuntimeOp):
+class CosineEmbeddingLoss(DifferentiableOp):
     """How `cosine_embedding_loss` is launched: its tensors, choices and kernels."""
 
     name = "cosine_embedding_loss"

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -62,7 +62,7 @@ def count_nonzero_finish(
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
-class CountNonzero(RuntimeOp):
+class CountNonzero(DifferentiableOp):
     """How `count_nonzero` is launched: its tensors, choices and kernels."""
 
     name = "count_nonzero"

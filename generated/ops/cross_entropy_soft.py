@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, exp
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -216,7 +216,7 @@ def cross_entropy_soft_backward(
             )
 
 
-class CrossEntropySoft(RuntimeOp):
+class CrossEntropySoft(DifferentiableOp):
     """How `cross_entropy_soft` is launched: its tensors, choices and kernels."""
 
     name = "cross_entropy_soft"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def elu_backward(
     tl.store(dx_ptr + i, tl.where(x > 0, dy, dy * (alpha * exp(x, HALF))), mask=mask)
 
 
-class Elu(RuntimeOp):
+class Elu(DifferentiableOp):
     """How `elu` is launched: its tensors, choices and kernels."""
 
     name = "elu"

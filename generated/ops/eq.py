@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def eq_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Eq(RuntimeOp):
+class Eq(DifferentiableOp):
     """How `eq` is launched: its tensors, choices and kernels."""
 
     name = "eq"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc as _erfc
 from ..runtime.math import exp as _exp
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def erfc_backward(
     tl.store(dx_ptr + i, -1.1283791670955126 * dy * _exp(-x * x, HALF), mask=mask)
 
 
-class Erfc(RuntimeOp):
+class Erfc(DifferentiableOp):
     """How `erfc` is launched: its tensors, choices and kernels."""
 
     name = "erfc"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp2 as _exp2
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def exp2_backward(
     tl.store(dx_ptr + i, 0.6931471805599453 * dy * y, mask=mask)
 
 
-class Exp2(RuntimeOp):
+class Exp2(DifferentiableOp):
     """How `exp2` is launched: its tensors, choices and kernels."""
 
     name = "exp2"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp
 from ..runtime.math import expm1 as _expm1
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def expm1_backward(
     tl.store(dx_ptr + i, dy * exp(x, HALF), mask=mask)
 
 
-class Expm1(RuntimeOp):
+class Expm1(DifferentiableOp):
     """How `expm1` is launched: its tensors, choices and kernels."""
 
     name = "expm1"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def floor_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Floor(RuntimeOp):
+class Floor(DifferentiableOp):
     """How `floor` is launched: its tensors, choices and kernels."""
 
     name = "floor"

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide
 from ..runtime.math import fmod as _fmod
 from ..runtime.math import round as _round
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -79,7 +79,7 @@ def fmod_backward(
         tl.store(dother_sum_ptr + part, added_up(dother_sum, BLOCK_R), mask=exists)
 
 
-class Fmod(RuntimeOp):
+class Fmod(DifferentiableOp):
     """How `fmod` is launched: its tensors, choices and kernels."""
 
     name = "fmod"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import trunc
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def frac_backward(
     tl.store(dx_ptr + i, dy, mask=mask)
 
 
-class Frac(RuntimeOp):
+class Frac(DifferentiableOp):
     """How `frac` is launched: its tensors, choices and kernels."""
 
     name = "frac"

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, log, maximum
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
@@ -148,7 +148,7 @@ def gaussian_nll_loss_backward(
         tl.store(dvar_sum_ptr + part, added_up(dvar_sum, BLOCK_R), mask=exists)
 
 
-class GaussianNllLoss(RuntimeOp):
+class GaussianNllLoss(DifferentiableOp):
     """How `gaussian_nll_loss` is launched: its tensors, choices and kernels."""
 
     name = "gaussian_nll_loss"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.groups import Step
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -89,7 +89,7 @@ def geglu_backward(
         tl.store(dup_sum_ptr + part, added_up(dup_sum, BLOCK_R), mask=exists)
 
 
-class Geglu(RuntimeOp):
+class Geglu(DifferentiableOp):
     """How `geglu` is launched: its tensors, choices and kernels."""
 
     name = "geglu"

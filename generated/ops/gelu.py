@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import erfc, exp, maximum, minimum, sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def gelu_backward(
     tl.store(dx_ptr + i, dy * (cdf + minimum(z, 100) * pdf), mask=mask)
 
 
-class Gelu(RuntimeOp):
+class Gelu(DifferentiableOp):
     """How `gelu` is launched: its tensors, choices and kernels."""
 
     name = "gelu"

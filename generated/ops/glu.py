@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def glu_backward(
     tl.store(dx_at + dx_stride_S, dy * (y * sigmoid(-b, HALF)), mask=mask)
 
 
-class Glu(RuntimeOp):
+class Glu(DifferentiableOp):
     """How `glu` is launched: its tensors, choices and kernels."""
 
     name = "glu"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -74,7 +74,7 @@ def glu_pair_backward(
         tl.store(db_sum_ptr + part, added_up(db_sum, BLOCK_R), mask=exists)
 
 
-class GluPair(RuntimeOp):
+class GluPair(DifferentiableOp):
     """How `glu_pair` is launched: its tensors, choices and kernels."""
 
     name = "glu_pair"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -182,7 +182,7 @@ def group_norm_backward_dweight(
         tl.store(dbias_ptr + offset(k, k_at, dbias_kept_strides), dbias, mask=exists)
 
 
-class GroupNorm(RuntimeOp):
+class GroupNorm(DifferentiableOp):
     """How `group_norm` is launched: its tensors, choices and kernels."""
 
     name = "group_norm"

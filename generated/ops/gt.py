@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def gt_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Gt(RuntimeOp):
+class Gt(DifferentiableOp):
     """How `gt` is launched: its tensors, choices and kernels."""
 
     name = "gt"

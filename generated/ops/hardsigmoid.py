@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def hardsigmoid_backward(
     tl.store(dx_ptr + i, tl.where((x <= -3) | (x >= 3), 0, dy * 0.16666666666666666), mask=mask)
 
 
-class Hardsigmoid(RuntimeOp):
+class Hardsigmoid(DifferentiableOp):
     """How `hardsigmoid` is launched: its tensors, choices and kernels."""
 
     name = "hardsigmoid"

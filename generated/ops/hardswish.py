@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def hardswish_backward(
     tl.store(dx_ptr + i, tl.where(x <= -3, 0, tl.where(x >= 3, dy, dy * (x * 0.3333333333333333 + 0.5))), mask=mask)
 
 
-class Hardswish(RuntimeOp):
+class Hardswish(DifferentiableOp):
     """How `hardswish` is launched: its tensors, choices and kernels."""
 
     name = "hardswish"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def hardtanh_backward(
     tl.store(dx_ptr + i, tl.where((x <= min_val) | (x >= max_val), 0, dy), mask=mask)
 
 
-class Hardtanh(RuntimeOp):
+class Hardtanh(DifferentiableOp):
     """How `hardtanh` is launched: its tensors, choices and kernels."""
 
     name = "hardtanh"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -68,7 +68,7 @@ def heaviside_backward(
         tl.store(dvalues_sum_ptr + part, added_up(dvalues_sum, BLOCK_R), mask=exists)
 
 
-class Heaviside(RuntimeOp):
+class Heaviside(DifferentiableOp):
     """How `heaviside` is launched: its tensors, choices and kernels."""
 
     name = "heaviside"

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import clamp, divide
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
@@ -119,7 +119,7 @@ def hinge_embedding_loss_backward(
         tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
 
 
-class HingeEmbeddingLoss(RuntimeOp):
+class HingeEmbeddingLoss(DifferentiableOp):
     """How `hinge_embedding_loss` is launched: its tensors, choices and kernels."""
 
     name = "hinge_embedding_loss"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isfinite as _isfinite
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def isfinite_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Isfinite(RuntimeOp):
+class Isfinite(DifferentiableOp):
     """How `isfinite` is launched: its tensors, choices and kernels."""
 
     name = "isfinite"

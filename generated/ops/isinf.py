@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isinf as _isinf
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def isinf_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class Isinf(RuntimeOp):
+class Isinf(DifferentiableOp):
     """How `isinf` is launched: its tensors, choices and kernels."""
 
     name = "isinf"

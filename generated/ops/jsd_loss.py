@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, exp, expm1, log1p
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -216,7 +216,7 @@ def jsd_loss_backward(
             )
 
 
-class JsdLoss(RuntimeOp):
+class JsdLoss(DifferentiableOp):
     """How `jsd_loss` is launched: its tensors, choices and kernels."""
 
     name = "jsd_loss"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, exp, log
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -152,7 +152,7 @@ def kl_div_backward(
             tl.store(dtarget_ptr + offset(r, r_at, dtarget_reduced_strides), dtarget, mask=within)
 
 
-class KlDiv(RuntimeOp):
+class KlDiv(DifferentiableOp):
     """How `kl_div` is launched: its tensors, choices and kernels."""
 
     name = "kl_div"

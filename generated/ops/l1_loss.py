@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, sign
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
@@ -124,7 +124,7 @@ def l1_loss_backward(
         tl.store(dtarget_sum_ptr + part, added_up(dtarget_sum, BLOCK_R), mask=exists)
 
 
-class L1Loss(RuntimeOp):
+class L1Loss(DifferentiableOp):
     """How `l1_loss` is launched: its tensors, choices and kernels."""
 
     name = "l1_loss"

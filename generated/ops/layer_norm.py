@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -152,7 +152,7 @@ def layer_norm_backward(
     rows.store_columns(dbias_acc, dbias_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class LayerNorm(RuntimeOp):
+class LayerNorm(DifferentiableOp):
     """How `layer_norm` is launched: its tensors, choices and kernels."""
 
     name = "layer_norm"

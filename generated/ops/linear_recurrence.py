@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -72,7 +72,7 @@ def linear_recurrence_backward(
             tl.store(db_ptr + offset(k, k_at, db_kept_strides) + offset(r, r_at, db_reduced_strides), reach, mask=mask)
 
 
-class LinearRecurrence(RuntimeOp):
+class LinearRecurrence(DifferentiableOp):
     """How `linear_recurrence` is launched: its tensors, choices and kernels."""
 
     name = "linear_recurrence"

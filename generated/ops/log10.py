@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log10 as _log10
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def log10_backward(
     tl.store(dx_ptr + i, 0.4342944819032518 * dy / x, mask=mask)
 
 
-class Log10(RuntimeOp):
+class Log10(DifferentiableOp):
     """How `log10` is launched: its tensors, choices and kernels."""
 
     name = "log10"

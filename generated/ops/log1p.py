@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log1p as _log1p
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def log1p_backward(
     tl.store(dx_ptr + i, dy / (1 + x), mask=mask)
 
 
-class Log1p(RuntimeOp):
+class Log1p(DifferentiableOp):
     """How `log1p` is launched: its tensors, choices and kernels."""
 
     name = "log1p"

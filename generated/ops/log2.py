@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import log2 as _log2
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def log2_backward(
     tl.store(dx_ptr + i, 1.4426950408889634 * dy / x, mask=mask)
 
 
-class Log2(RuntimeOp):
+class Log2(DifferentiableOp):
     """How `log2` is launched: its tensors, choices and kernels."""
 
     name = "log2"

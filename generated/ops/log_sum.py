@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import divide, log
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -90,7 +90,7 @@ def log_sum_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class LogSum(RuntimeOp):
+class LogSum(DifferentiableOp):
     """How `log_sum` is launched: its tensors, choices and kernels."""
 
     name = "log_sum"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def logical_and_forward(
     tl.store(y_ptr + i, y, mask=mask)
 
 
-class LogicalAnd(RuntimeOp):
+class LogicalAnd(DifferentiableOp):
     """How `logical_and` is launched: its tensors, choices and kernels."""
 
     name = "logical_and"

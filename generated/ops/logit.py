@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import log
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def logit_backward(
         tl.store(dx_ptr + i, dz, mask=mask)
 
 
-class Logit(RuntimeOp):
+class Logit(DifferentiableOp):
     """How `logit` is launched: its tensors, choices and kernels."""
 
     name = "logit"

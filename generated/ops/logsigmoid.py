@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import negated, sigmoid, softplus
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def logsigmoid_backward(
     tl.store(dx_ptr + i, dy * sigmoid(-x, HALF), mask=mask)
 
 
-class Logsigmoid(RuntimeOp):
+class Logsigmoid(DifferentiableOp):
     """How `logsigmoid` is launched: its tensors, choices and kernels."""
 
     name = "logsigmoid"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -72,7 +72,7 @@ def masked_fill_backward(
         tl.store(dvalue_sum_ptr + part, added_up(dvalue_sum, BLOCK_R), mask=exists)
 
 
-class MaskedFill(RuntimeOp):
+class MaskedFill(DifferentiableOp):
     """How `masked_fill` is launched: its tensors, choices and kernels."""
 
     name = "masked_fill"

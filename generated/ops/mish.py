@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp, maximum, minimum
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def mish_backward(
     tl.store(dx_ptr + i, dy * (n_ * q + 4 * u * (e * q) * ((e + 1) * q)), mask=mask)
 
 
-class Mish(RuntimeOp):
+class Mish(DifferentiableOp):
     """How `mish` is launched: its tensors, choices and kernels."""
 
     name = "mish"

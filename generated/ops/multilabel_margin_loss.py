@@ -13,9 +13,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, minimum, relu
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -449,7 +449,7 @@ def multilabel_margin_loss_backward_dx_finish(
     tl.store(dx_ptr + offset(k, k_at, dx_kept_strides), dx, mask=exists)
 
 
-class MultilabelMarginLoss(RuntimeOp):
+class MultilabelMarginLoss(DifferentiableOp):
     """How `multilabel_margin_loss` is launched: its tensors, choices and kernels."""
 
     name = "multilabel_margin_loss"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide, maximum, sigmoid, softplus
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -209,7 +209,7 @@ def multilabel_soft_margin_loss_backward(
         tl.store(dweight_ptr + offset(k, k_at, dweight_kept_strides), dweight, mask=exists)
 
 
-class MultilabelSoftMarginLoss(RuntimeOp):
+class MultilabelSoftMarginLoss(DifferentiableOp):
     """How `multilabel_soft_margin_loss` is launched: its tensors, choices and kernels."""
 
     name = "multilabel_soft_margin_loss"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, largest, offset, scalar, tile
 from ..runtime.math import isfinite, isnan
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def nan_to_num_backward(
     tl.store(dx_ptr + i, tl.where(isfinite(x), dy, 0), mask=mask)
 
 
-class NanToNum(RuntimeOp):
+class NanToNum(DifferentiableOp):
     """How `nan_to_num` is launched: its tensors, choices and kernels."""
 
     name = "nan_to_num"

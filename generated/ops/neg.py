@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import negated
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def neg_backward(
     tl.store(dx_ptr + i, -dy, mask=mask)
 
 
-class Neg(RuntimeOp):
+class Neg(DifferentiableOp):
     """How `neg` is launched: its tensors, choices and kernels."""
 
     name = "neg"

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import divide
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -126,7 +126,7 @@ def nll_loss_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class NllLoss(RuntimeOp):
+class NllLoss(DifferentiableOp):
     """How `nll_loss` is launched: its tensors, choices and kernels."""
 
     name = "nll_loss"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import log2
 from ..runtime.math import pow as _pow
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -86,7 +86,7 @@ def pow_backward(
         tl.store(dexponent_sum_ptr + part, added_up(dexponent_sum, BLOCK_R), mask=exists)
 
 
-class Pow(RuntimeOp):
+class Pow(DifferentiableOp):
     """How `pow` is launched: its tensors, choices and kernels."""
 
     name = "pow"

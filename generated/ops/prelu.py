@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -65,7 +65,7 @@ def prelu_backward(
         tl.store(dweight_sum_ptr + part, added_up(dweight_sum, BLOCK_R), mask=exists)
 
 
-class Prelu(RuntimeOp):
+class Prelu(DifferentiableOp):
     """How `prelu` is launched: its tensors, choices and kernels."""
 
     name = "prelu"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import maximum, minimum, sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def quick_gelu_backward(
     tl.store(dx_ptr + i, dy * s * (1 + 1.702 * minimum(z, 1000) * (1 - s)), mask=mask)
 
 
-class QuickGelu(RuntimeOp):
+class QuickGelu(DifferentiableOp):
     """How `quick_gelu` is launched: its tensors, choices and kernels."""
 
     name = "quick_gelu"

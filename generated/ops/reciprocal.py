@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def reciprocal_backward(
     tl.store(dx_ptr + i, -dy / x / x, mask=mask)
 
 
-class Reciprocal(RuntimeOp):
+class Reciprocal(DifferentiableOp):
     """How `reciprocal` is launched: its tensors, choices and kernels."""
 
     name = "reciprocal"

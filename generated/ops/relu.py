@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu as _relu
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def relu_backward(
     tl.store(dx_ptr + i, tl.where(x <= 0, 0, dy), mask=mask)
 
 
-class Relu(RuntimeOp):
+class Relu(DifferentiableOp):
     """How `relu` is launched: its tensors, choices and kernels."""
 
     name = "relu"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def relu6_backward(
     tl.store(dx_ptr + i, tl.where((x <= 0) | (x >= 6), 0, dy), mask=mask)
 
 
-class Relu6(RuntimeOp):
+class Relu6(DifferentiableOp):
     """How `relu6` is launched: its tensors, choices and kernels."""
 
     name = "relu6"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import relu
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def relu_squared_backward(
     tl.store(dx_ptr + i, 2 * dy * r_, mask=mask)
 
 
-class ReluSquared(RuntimeOp):
+class ReluSquared(DifferentiableOp):
     """How `relu_squared` is launched: its tensors, choices and kernels."""
 
     name = "relu_squared"

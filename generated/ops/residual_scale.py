@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -78,7 +78,7 @@ def residual_scale_backward(
         tl.store(dscale_sum_ptr + part, added_up(dscale_sum, BLOCK_R), mask=exists)
 
 
-class ResidualScale(RuntimeOp):
+class ResidualScale(DifferentiableOp):
     """How `residual_scale` is launched: its tensors, choices and kernels."""
 
     name = "residual_scale"

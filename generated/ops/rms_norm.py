@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -125,7 +125,7 @@ def rms_norm_backward(
     rows.store_columns(dweight_acc, dweight_part_ptr, n_reduced, WIDE, LOOP, BLOCK_R)
 
 
-class RmsNorm(RuntimeOp):
+class RmsNorm(DifferentiableOp):
     """How `rms_norm` is launched: its tensors, choices and kernels."""
 
     name = "rms_norm"

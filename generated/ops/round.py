@@ -12,11 +12,11 @@ import triton.language as tl
 
 from ..runtime import host
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import divide
 from ..runtime.math import round as _round
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def round_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Round(RuntimeOp):
+class Round(DifferentiableOp):
     """How `round` is launched: its tensors, choices and kernels."""
 
     name = "round"

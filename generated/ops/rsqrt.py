@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import rsqrt as _rsqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def rsqrt_backward(
     tl.store(dx_ptr + i, -0.5 * dy * (y / x), mask=mask)
 
 
-class Rsqrt(RuntimeOp):
+class Rsqrt(DifferentiableOp):
     """How `rsqrt` is launched: its tensors, choices and kernels."""
 
     name = "rsqrt"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -63,7 +63,7 @@ def scale_mask_backward(
         tl.store(dx_sum_ptr + part, added_up(dx_sum, BLOCK_R), mask=exists)
 
 
-class ScaleMask(RuntimeOp):
+class ScaleMask(DifferentiableOp):
     """How `scale_mask` is launched: its tensors, choices and kernels."""
 
     name = "scale_mask"

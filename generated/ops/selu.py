@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import exp, expm1
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def selu_backward(
     tl.store(dx_ptr + i, 1.0507009873554805 * dy * tl.where(x > 0, 1, 1.6732632423543772 * exp(x, HALF)), mask=mask)
 
 
-class Selu(RuntimeOp):
+class Selu(DifferentiableOp):
     """How `selu` is launched: its tensors, choices and kernels."""
 
     name = "selu"

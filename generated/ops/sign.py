@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sign as _sign
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def sign_backward(
     tl.store(dx_ptr + i, 0.0, mask=mask)
 
 
-class Sign(RuntimeOp):
+class Sign(DifferentiableOp):
     """How `sign` is launched: its tensors, choices and kernels."""
 
     name = "sign"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sigmoid
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def silu_backward(
     tl.store(dx_ptr + i, dy * s * (1 + x * (1 - s)), mask=mask)
 
 
-class Silu(RuntimeOp):
+class Silu(DifferentiableOp):
     """How `silu` is launched: its tensors, choices and kernels."""
 
     name = "silu"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cos
 from ..runtime.math import sin as _sin
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def sin_backward(
     tl.store(dx_ptr + i, dy * cos(x, HALF), mask=mask)
 
 
-class Sin(RuntimeOp):
+class Sin(DifferentiableOp):
     """How `sin` is launched: its tensors, choices and kernels."""
 
     name = "sin"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import cosh
 from ..runtime.math import sinh as _sinh
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def sinh_backward(
     tl.store(dx_ptr + i, dy * cosh(x, HALF), mask=mask)
 
 
-class Sinh(RuntimeOp):
+class Sinh(DifferentiableOp):
     """How `sinh` is launched: its tensors, choices and kernels."""
 
     name = "sinh"

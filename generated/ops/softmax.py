@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset
 from ..runtime.math import exp
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -79,7 +79,7 @@ def softmax_backward(
         tl.store(dx_ptr + offset(k, k_at, dx_kept_strides) + offset(r, r_at, dx_reduced_strides), dx, mask=mask)
 
 
-class Softmax(RuntimeOp):
+class Softmax(DifferentiableOp):
     """How `softmax` is launched: its tensors, choices and kernels."""
 
     name = "softmax"

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
 from ..runtime.math import sigmoid
 from ..runtime.math import softplus as _softplus
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def softplus_backward(
     tl.store(dx_ptr + i, tl.where(z > threshold, dy, dy * sigmoid(z, HALF)), mask=mask)
 
 
-class Softplus(RuntimeOp):
+class Softplus(DifferentiableOp):
     """How `softplus` is launched: its tensors, choices and kernels."""
 
     name = "softplus"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def softshrink_backward(
     tl.store(dx_ptr + i, tl.where(tl.abs(x) <= lambd, 0, dy), mask=mask)
 
 
-class Softshrink(RuntimeOp):
+class Softshrink(DifferentiableOp):
     """How `softshrink` is launched: its tensors, choices and kernels."""
 
     name = "softshrink"

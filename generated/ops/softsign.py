@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import isinf, sign
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def softsign_backward(
     tl.store(dx_ptr + i, dy / a / a, mask=mask)
 
 
-class Softsign(RuntimeOp):
+class Softsign(DifferentiableOp):
     """How `softsign` is launched: its tensors, choices and kernels."""
 
     name = "softsign"

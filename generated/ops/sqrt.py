@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import sqrt as _sqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sqrt_backward(
     tl.store(dx_ptr + i, dy / (2 * y), mask=mask)
 
 
-class Sqrt(RuntimeOp):
+class Sqrt(DifferentiableOp):
     """How `sqrt` is launched: its tensors, choices and kernels."""
 
     name = "sqrt"

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import square as _square
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def square_backward(
     tl.store(dx_ptr + i, 2 * dy * x, mask=mask)
 
 
-class Square(RuntimeOp):
+class Square(DifferentiableOp):
     """How `square` is launched: its tensors, choices and kernels."""
 
     name = "square"

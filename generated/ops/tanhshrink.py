@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
 from ..runtime.math import tanh, tanh_gap
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def tanhshrink_backward(
     tl.store(dx_ptr + i, dy * (t * t), mask=mask)
 
 
-class Tanhshrink(RuntimeOp):
+class Tanhshrink(DifferentiableOp):
     """How `tanhshrink` is launched: its tensors, choices and kernels."""
 
     name = "tanhshrink"

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def threshold_backward(
     tl.store(dx_ptr + i, tl.where(x <= threshold, 0, dy), mask=mask)
 
 
-class Threshold(RuntimeOp):
+class Threshold(DifferentiableOp):
     """How `threshold` is launched: its tensors, choices and kernels."""
 
     name = "threshold"

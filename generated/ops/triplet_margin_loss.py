@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ..runtime import host, rows
 from ..runtime.binding import call
+from ..runtime.differentiable import DifferentiableOp
 from ..runtime.kernels import coordinates, offset, scalar
 from ..runtime.math import clamp, divide, minimum, pow, sign, sqrt
-from ..runtime.op import RuntimeOp
 from ..runtime.plan import Tensor
 from ..runtime.rowwise import Rowwise
 
@@ -253,7 +253,7 @@ def triplet_margin_loss_backward(
                 )
 
 
-class TripletMarginLoss(RuntimeOp):
+class TripletMarginLoss(DifferentiableOp):
     """How `triplet_margin_loss` is launched: its tensors, choices and kernels."""
 
     name = "triplet_margin_loss"

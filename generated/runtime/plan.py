@@ -155,11 +155,16 @@ class Call:
     """What is to be written, scratch among it, and the dtype of each."""
     compute: str
     multiprocessors: int = 0
-    backward: bool = False
     outputs: dict[str, Meta] = field(default_factory=dict)
     scratch: dict[str, Meta] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     zeros: list[str] = field(default_factory=list)
+    of_gradients: ClassVar[bool] = False
+    """Whether what is written are gradients: they have the axes of their tensors, and are summed over all others."""
+
+    def add_up(self, name: str, parts_name: str, parts: int, n_kept: int, values: Mapping[str, Any]) -> Launch:
+        """The launch that adds up what programs have of a sum over what was broadcast."""
+        raise TypeError(f"{self.op.name}: only gradients are summed over what was broadcast, and `{name}` is none")
 
     def bound(self) -> dict[str, Operand]:
         """Extents and strides of everything that is given, by axis."""

@@ -1,13 +1,11 @@
-"""How the emitted tests check an op: forward, dtypes, layouts, and every gradient against numbers.
+"""How the emitted tests check an op: forward, dtypes, layouts, and that arguments reach the kernels by their names.
 
-A gradient is compared, element by element in float64, with a fourth-order central difference of the op's own forward; an
-element where two step sizes disagree lies at a kink and is left out. Runs on a GPU, or on a CPU in Triton's interpreter.
+Runs on a GPU, or on a CPU in Triton's interpreter. `testing_gradients` has what is checked of a backward beside it.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -145,7 +143,7 @@ class Case:
         return out.to(DEVICE)
 
     def inputs(self, layout: str, dtype: str = "") -> dict[str, Any]:
-        """Arguments by the spec's names, in a layout; leaves, so that gradients can be asked of them."""
+        """Arguments by the spec's names, in a layout."""
         dtype = dtype or self.usual
         out = {}
         for k, tensor in enumerate(self.tensors):
@@ -235,7 +233,7 @@ class Case:
         return {k: v for k, v in attrs.items() if k in known}
 
     def dtype(self, dtype: str, attrs: Mapping[str, Any]) -> None:
-        """Forward and gradients in one dtype, in every layout, against float64 on the same numbers."""
+        """What is computed in one dtype, in every layout, against float64 on the same numbers."""
         for layout in self.layouts:
             if dtype not in FLOATS:
                 self._integers(dtype, layout, attrs)
@@ -252,12 +250,9 @@ class Case:
                 assert result.dtype == want.dtype and torch.equal(result, want), layout
 
     def _floats(self, dtype: str, layout: str, attrs: Mapping[str, Any]) -> None:
-        low = self.inputs(layout, dtype)
-        if not self.op.elementwise and set(self.op.residuals) & {t.name for t in self.op.outputs}:
-            # The backward reads an output as it was stored: of eighths a sum is stored exactly.
-            low = {n: ((v * 8).round() / 8).to(v.dtype) if v.is_floating_point() else v for n, v in low.items()}
+        low = self._stored_exactly(self.inputs(layout, dtype))
         high = {n: v.double() if v.is_floating_point() else v for n, v in low.items()}
-        ours, exact = (self._with_gradients(values, attrs, dtype) for values in (low, high))
+        ours, exact = (self._results(values, attrs, dtype) for values in (low, high))
         for (name, got), (_, want) in zip(ours.items(), exact.items()):
             if got.is_floating_point():
                 assert got.dtype == TORCH[dtype], f"{name} is {got.dtype}"
@@ -265,128 +260,15 @@ class Case:
             else:
                 assert torch.equal(got, want), (name, layout)
 
-    def _differentiable(self, given: Mapping[str, Any]) -> list[str]:
-        return [n for n in self.op.gradients if isinstance(given[n], torch.Tensor) and given[n].is_floating_point()]
+    def _stored_exactly(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of which results are stored as they are computed, where another kernel reads them again."""
+        return given
 
-    def _with_gradients(
+    def _results(
         self, given: Mapping[str, Any], attrs: Mapping[str, Any], dtype: str = "f64"
     ) -> dict[str, torch.Tensor]:
-        names = self._differentiable(given)
-        leaves = {
-            n: v.detach().requires_grad_(n in names) if isinstance(v, torch.Tensor) else v for n, v in given.items()
-        }
-        outputs = self.call(leaves, attrs)
-        out = {f"output {k}": y.detach() for k, y in enumerate(outputs)}
-        if names:
-            seeds = [_seed(y, k).to(TORCH[dtype]).to(y.dtype) for k, y in enumerate(outputs)]
-            grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds)
-            out |= {f"gradient of {n}": g for n, g in zip(names, grads)}
-        return out
-
-    def gradients(self, layout: str, attrs: Mapping[str, Any]) -> None:
-        """Each gradient against central differences; upstream gradients random, sliced, and of stride 0."""
-        if self.refused(layout, attrs):
-            return
-        given = self.inputs(layout)
-        names = self._differentiable(given)
-        leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
-        outputs = self.call(leaves, attrs)
-        random = [_seed(y, k) for k, y in enumerate(outputs)]
-        wide = [torch.stack([s, s], dim=-1)[..., 0] for s in random]  # every second element of its memory
-        found = torch.autograd.grad(outputs, [leaves[n] for n in names], random, retain_graph=True)
-        again = torch.autograd.grad(outputs, [leaves[n] for n in names], wide, retain_graph=True)
-        for name, grad, other in zip(names, found, again):
-            assert grad.shape == given[name].shape and grad.dtype == given[name].dtype, name
-            _close(other, grad, "f64")
-            self._numerically(name, grad, given, random, attrs)
-        ones = [torch.ones_like(y) for y in outputs]
-        plain = torch.autograd.grad(outputs, [leaves[n] for n in names], ones, retain_graph=True)
-        summed = torch.autograd.grad(sum(y.sum() for y in outputs), [leaves[n] for n in names])
-        for grad, other in zip(plain, summed):
-            _close(other, grad, "f64")
-
-    def _numerically(
-        self,
-        name: str,
-        grad: torch.Tensor,
-        given: Mapping[str, Any],
-        seeds: list[torch.Tensor],
-        attrs: Mapping[str, Any],
-    ) -> None:
-        x = given[name]
-        if x.numel() == 0:
-            return
-        dims = next(t.dims for t in self.tensors if t.name == name)
-        aligned = dims in ("...", "") or dims == self.op.outputs[0].dims
-        whole = (
-            bool(getattr(self.op, "sliced", ())) or not aligned or not self.op.elementwise
-        )  # elements do not line up: the sum is compared
-        direction = (
-            torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(x.device) + 0.5
-        )
-
-        def moved(h: float) -> list[torch.Tensor]:
-            return list(self.call({**given, name: x + h * direction}, attrs))
-
-        steps = {h: moved(h) for h in (1e-4, -1e-4, 5e-5, -5e-5, 2.5e-5, -2.5e-5)}
-        here = moved(0.0)
-        total = size = error = torch.zeros((), dtype=torch.float64, device=x.device)
-        for k, seed in enumerate(seeds):
-            wide = (8 * (steps[5e-5][k] - steps[-5e-5][k]) - (steps[1e-4][k] - steps[-1e-4][k])) / 6e-4
-            tight = (8 * (steps[2.5e-5][k] - steps[-2.5e-5][k]) - (steps[5e-5][k] - steps[-5e-5][k])) / 3e-4
-            total, size = total + seed * tight, size + (seed * tight).abs()
-            lost = (wide - tight).abs() > 1e-3 * (1 + tight.abs())  # a kink or a pole within the step
-            if not self.op.elementwise:  # at a tie each side has a derivative of its own, whatever the step
-                up, down = steps[2.5e-5][k] - here[k], here[k] - steps[-2.5e-5][k]
-                lost |= (up - down).abs() > 2.5e-5 * 0.05 * (1 + tight.abs())
-            error = error + torch.where(lost, math.inf, (seed * (wide - tight)).abs())
-        got = grad * direction
-        if whole:
-            got, want, size, error = (v.sum() for v in (got, total, size, error))
-        else:
-            want, size, error = (_sum_to(v, x.shape) for v in (total, size, error))
-        # At a kink the two steps differ: it is left out by its own uncertainty, which must be small somewhere.
-        bound = 1e-6 * (1 + size) + 2 * error
-        finite = want.isfinite() & got.isfinite() & bound.isfinite()
-        assert not finite.any() or (bound <= 1e-3 * (1 + size))[finite].any(), f"no element of {name} could be checked"
-        bad = finite & ~((got - want).abs() <= bound)
-        assert not bad.any(), f"gradient of {name}: {got[bad][0]}, numerical {want[bad][0]}"
-
-    def subsets(self, attrs: Mapping[str, Any]) -> None:
-        """Every subset of the gradients may be all that is needed; the others stay None."""
-        layouts = ("matrix", "row") if "row" in self.layouts else ("matrix",)
-        for layout in layouts:
-            given = self.inputs(layout)
-            names = self._differentiable(given)
-            whole = self._with_gradients(given, attrs)
-            for count in range(1, len(names) + 1):
-                for chosen in itertools.combinations(names, count):
-                    leaves = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
-                    outputs = self.call(leaves, attrs)
-                    torch.autograd.backward(outputs, [_seed(y, k) for k, y in enumerate(outputs)])
-                    for name in names:
-                        assert (leaves[name].grad is not None) == (name in chosen)
-                        if name in chosen:
-                            _close(leaves[name].grad, whole[f"gradient of {name}"], "f64")
-
-    def twice(self, attrs: Mapping[str, Any]) -> None:
-        """A second derivative is refused, not silently wrong."""
-        given = self.inputs("matrix")
-        names = self._differentiable(given)
-        leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
-        outputs = self.call(leaves, attrs)
-        seeds = [_seed(y, k).requires_grad_() for k, y in enumerate(outputs)]
-        grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds, create_graph=True)
-        passed = set(self.op(**self._all_attrs(attrs)).passes())
-        for name, grad in zip(names, grads):
-            if name in passed:
-                continue
-            try:
-                torch.autograd.grad(grad.sum(), [leaves[name], *seeds], allow_unused=True)
-            except RuntimeError as error:
-                assert "first derivatives only" in str(error)
-            else:
-                raise AssertionError(f"the second derivative by {name} was not refused")
+        """All that is computed of these arguments, by what it is."""
+        return {f"output {k}": y.detach() for k, y in enumerate(self.call(given, attrs))}
 
     def _instance(self) -> RuntimeOp:
         """The op with its defaults, and a number for what has none."""
@@ -404,49 +286,25 @@ class Case:
 
     def parameters(self) -> None:
         """Each visit has the kernel's own name and its own value: sentinels show that none is swapped."""
+        self._visited()
+
+    def _visited(self) -> tuple[RuntimeOp, list[list[TensorView]], list[TensorView], dict[str, TensorView]]:
+        """Checks the visits of every forward launch; the op, and views at made-up addresses: arguments, outputs, all by name."""
         op = self._instance()
         views = {t.name: self._view(t, 1000 + 16 * k) for k, t in enumerate(self.tensors)}
         given = {n: Meta(v.dtype, v.shape, v.strides) for n, v in views.items()}
         plan = op.plan_forward(given)
-        outputs = _laid_out_at(5000, plan.outputs)
+        outputs = laid_out_at(5000, plan.outputs)
         sides = [[views[t.name] for t in group] for group in (op.inputs, op.params, op.buffers)]
-        scratch, named = _laid_out_at(9000, plan.scratch), views | dict(zip(plan.outputs, outputs))
+        scratch, named = laid_out_at(9000, plan.scratch), views | dict(zip(plan.outputs, outputs))
         named |= dict(zip(plan.scratch, scratch))
         absent = [None] * len(plan.saved)
         for i, launch in enumerate(plan.launches):
             recorder, packed = Recorder(), PackedC()
             op.pack_args(i, *sides, outputs, absent, scratch, recorder)
             op.pack_args(i, *sides, outputs, absent, scratch, packed)
-            _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
-        if op.has_backward:
-            self._backward_parameters(op, sides, outputs, named)
-
-    def _backward_parameters(
-        self, op: RuntimeOp, sides: list[list[TensorView]], outputs: list[TensorView], named: dict[str, TensorView]
-    ) -> None:
-        cotangents = [TensorView(6000 + 16 * k, v.dtype, v.shape, v.strides) for k, v in enumerate(outputs)]
-        grads = [
-            [TensorView(7000 + 500 * g + 16 * k, v.dtype, v.shape, v.strides) if t.name in op.gradients else None
-             for k, (t, v) in enumerate(zip(group, side))]
-            for g, (group, side) in enumerate(zip((op.inputs, op.params), sides))
-        ]  # fmt: skip
-        named = named | {f"d{t.name}": v for t, v in zip(op.outputs, cotangents)}
-        named |= {
-            f"d{t.name}": v
-            for group, side in zip((op.inputs, op.params), grads)
-            for t, v in zip(group, side)
-            if v is not None
-        }
-        metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items()}
-        absent = [None] * len(op.saved)
-        plan = op.plan_backward({**metas, **{t.name: None for t in op.saved}}, op.gradients, 132)
-        scratch = _laid_out_at(9000, plan.scratch)
-        named |= dict(zip(plan.scratch, scratch))
-        for i, launch in enumerate(plan.launches):
-            recorder, packed = Recorder(), PackedC()
-            for visitor in (recorder, packed):
-                op.pack_backward_args(i, *sides, outputs, absent, cotangents, *grads, scratch, visitor, 132)
-            _check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
+            check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
+        return op, sides, outputs, named
 
     def _view(self, tensor: Tensor, address: int) -> TensorView:
         shape = self._shape(tensor, (4, 8))
@@ -454,12 +312,13 @@ class Case:
         return TensorView(address, dtype, shape, dense_strides(shape))
 
 
-def _laid_out_at(first: int, metas: Mapping[str, Meta]) -> list[TensorView]:
+def laid_out_at(first: int, metas: Mapping[str, Meta]) -> list[TensorView]:
     """Views of made-up addresses, from the first on."""
     return [TensorView(first + 16 * k, m.dtype, m.shape, m.strides) for k, m in enumerate(metas.values())]
 
 
-def _check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: Mapping[str, int]) -> None:
+def check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: Mapping[str, int]) -> None:
+    """The visits are those of the kernel, in its order, and no address is that of another tensor."""
     own = list(inspect.signature(launch.kernel.function.fn).parameters)
     expected = [p for p in launch.kernel.abi.params if p.role != "constexpr"]
     visited = list(dict.fromkeys(name.partition("[")[0] for _, name, _ in recorder.visits))
@@ -470,16 +329,6 @@ def _check_visits(launch: Any, recorder: Recorder, packed: PackedC, addresses: M
             if launch.kernel.function.fn.__name__ != "sum_partials":
                 assert name.removesuffix("_ptr").removesuffix("_sum") == launch.pointers[name].removesuffix("_parts")
     assert len(packed.buffer) == 8 * len(recorder.visits)
-
-
-def _seed(y: torch.Tensor, k: int) -> torch.Tensor:
-    return (torch.randn(y.shape, generator=torch.Generator().manual_seed(70 + k), dtype=torch.float64) + 0.25).to(
-        y.device, y.dtype
-    )
-
-
-def _sum_to(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return value.sum_to_size(shape) if value.shape != shape else value
 
 
 def _close(got: torch.Tensor, want: torch.Tensor, dtype: str, sums: bool = False) -> None:

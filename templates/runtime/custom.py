@@ -18,36 +18,17 @@ those of a generated op.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from . import layout
-from .abi import KernelAbi, Param
-from .layout import ShapeError
-from .op import RuntimeOp
-from .plan import WARPS, Given, Kernel, Launch, Meta, Plan, Tensor, TooManyDims
+from .custom_forward import CustomForward, Scratch, has_elements
+from .differentiable import DifferentiableOp
+from .plan import Given, Launch, Meta, Plan
 from .views import dense_strides
 
-_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
-"""What CUDA and HIP take of a grid."""
+__all__ = ["CustomOp", "Scratch"]
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """Memory that a launch asks for, in place of a tensor's name; a later launch of the call names it by its name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def meta(self) -> Meta:
-        return Meta(self.dtype, self.shape, dense_strides(self.shape))
-
-
-class CustomOp(RuntimeOp):
+class CustomOp(CustomForward, DifferentiableOp):
     """The base of ops with hand-written kernels.
 
     A subclass sets `name`, `inputs`, `params`, `buffers`, `outputs`, what it saves beside them (`saved`), the kinds of its attrs
@@ -56,27 +37,20 @@ class CustomOp(RuntimeOp):
     params give them. Plans are kept by shapes, strides, dtypes and attrs: both methods must depend on nothing else.
     """
 
-    def __init__(self, /, **attrs: Any) -> None:
-        super().__init__(**attrs)
-        wrong = [*(f"`{n}` is missing" for n in self.kinds if n not in attrs)]
-        wrong += [f"`{n}` is no attr of it" for n in attrs if n not in self.kinds]
-        if wrong:
-            raise TypeError(f"{self.name}: {', '.join(wrong)}")
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.elementwise = False
-        if hasattr(cls, "name"):  # else it is a base of others
-            _check_declaration(cls)
-
-    def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
-        """The launches of the forward, in order.
-
-        Args:
-            given: what is known of inputs, params and buffers, by name: a `Meta`, a number, or None.
-            outputs: of outputs and of what is saved. A launch may be given a null pointer for what is saved, where nobody trains.
-        """
-        raise TypeError(f"{self.name} has no `lower`")
+    @classmethod
+    def check_declaration(cls) -> None:
+        super().check_declaration()
+        arguments = [t.name for t in (*cls.inputs, *cls.params)]
+        every = [*arguments, *(t.name for t in (*cls.buffers, *cls.outputs, *cls.saved))]
+        if cls.gradients and cls.lower_backward_source is CustomOp.lower_backward_source:
+            raise TypeError(f"{cls.name}: it has gradients, but no `lower_backward_source`")
+        for kind, names, known in (("gradients", cls.gradients, arguments), ("residuals", cls.residuals, every)):
+            for name in names:
+                if name not in known:
+                    raise TypeError(f"{cls.name}: `{name}` of its {kind} is no tensor that it has there")
+        for name in (*cls.gradients, *(t.name for t in cls.outputs)) if cls.gradients else ():
+            if f"d{name}" in every:
+                raise TypeError(f"{cls.name}: its tensor `d{name}` has the name of the gradient of `{name}`")
 
     def lower_backward_source(
         self, given: Mapping[str, Given], grads: Mapping[str, Meta], multiprocessors: int
@@ -90,103 +64,6 @@ class CustomOp(RuntimeOp):
         """
         raise TypeError(f"{self.name} has no `lower_backward_source`")
 
-    # -------------------------------------------------------------------------------- what subclasses call
-
-    def launch(
-        self, kernel: Any, grid: int | tuple[int, ...], /, *, warps: int = WARPS, stages: int = 0, **arguments: Any
-    ) -> Launch:
-        """A launch, checked against the kernel's own signature.
-
-        Args:
-            kernel: a `@triton.jit` function. Pointers are named `..._ptr`, tuples `..._strides` (four items) or `sizes` (six);
-                every other parameter is annotated: tl.int64, tl.float64 or tl.constexpr.
-            grid: how many programs there are, along up to three dims.
-            stages: steps of a loop whose loads are under way at a time; 0 leaves it to Triton.
-            arguments: by the kernel's names, all of them, in its order. A pointer is a tensor's name, a `Scratch`, or None.
-
-        Raises:
-            TypeError: of an argument that is swapped, missing, surplus or of another kind, naming op, kernel and argument.
-            ValueError: of a grid that no device takes.
-        """
-        where = f"{self.name}: kernel `{kernel.fn.__name__}`"
-        try:
-            known = Kernel.of(kernel)
-        except TypeError as error:
-            raise TypeError(f"{self.name}: kernel {error}") from None
-        wrong = KernelAbi(tuple(Param(n, "") for n in arguments)).mismatch(known.abi.names)
-        if wrong:
-            raise TypeError(f"{where}: {wrong}")
-        pointers: dict[str, str] = {}
-        scratch: dict[str, Meta] = {}
-        values: dict[str, Any] = {}
-        for param in known.abi.params:
-            value = arguments[param.name]
-            if param.role != "ptr":
-                values[param.name] = _value(where, param, value)
-            elif isinstance(value, Scratch):
-                pointers[param.name], scratch[value.name] = value.name, value.meta
-            elif isinstance(value, str):
-                pointers[param.name] = value
-            elif value is not None:
-                raise TypeError(
-                    f"{where}: `{param.name}` is {value!r:.40}; it takes the name of a tensor, a Scratch or None"
-                )
-        return Launch(known, _grid(where, grid), pointers, values, warps, stages, scratch)
-
-    def merged(
-        self, pack: str, names: Sequence[str], given: Mapping[str, Given], most: int
-    ) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
-        """The dims that a pack stands for, merged as far as the memory of all these tensors allows.
-
-        Returns:
-            `most` extents, ones behind those that there are, and as many strides for each of `names`: 0 in the absent dims.
-
-        Raises:
-            TooManyDims: where more than `most` remain; the caller copies tensors to a dense layout then.
-        """
-        bound = self.bind([replace(self._tensor(n), name=n) for n in names], given)
-        extents = {a: n for o in bound.values() for a, n in o.extents.items() if a[0] == pack}
-        axes = sorted(extents, key=lambda a: a[1])
-        space = layout.iterate(axes, extents, list(bound.values()), reorder=False)
-        count = len(space.sizes)
-        if count > most:
-            raise TooManyDims(f"{self.name}: {count} dims that do not merge; a kernel takes {most}")
-        steps = {n: tuple(o.strides.get(g[-1], 0) for g in space.dims) for n, o in bound.items()}
-        return space.sizes + (1,) * (most - count), {n: t + (0,) * (most - count) for n, t in steps.items()}
-
-    # -------------------------------------------------------------------------------- planning
-
-    def output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
-        """As of generated ops; a result of class `float` is in the dtype of the float inputs, or else of the params."""
-        if tensor.dtype != "float":
-            return super().output_dtype(tensor, given, compute)
-        voters = [t for t in self.inputs if t.dtype == "float" and given.get(t.name) is not None]
-        return self._result_dtype(given, voters or self.params)
-
-    def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
-        numbers = tuple((n, v) for n, v in given.items() if isinstance(v, (int, float)))
-        return (super()._key(direction, given, *more), tuple(self.attrs.items()), numbers)
-
-    def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
-        there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
-        extents = self.extents(self.bind(there, given), there)
-        known = frozenset(n for t in there for n in layout.names(t.dims))
-        compute = self.compute_dtype(given)
-        made = {}
-        for tensor in (*self.outputs, *self.saved):
-            shape = self._shape(tensor, extents, known)
-            if shape is None:
-                raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments")
-            made[tensor.name] = Meta(self.output_dtype(tensor, given, compute), shape, dense_strides(shape))
-        updated = self._updated(given)
-        written = [n for n, m in {**given, **made}.items() if (n in made or n in updated) and _has_elements(m)]
-        launches = self.lower(given, made) if written else ()
-        metas = {n: m for n, m in {**given, **made}.items() if isinstance(m, Meta)}
-        own = {t.name for t in self.tensors} | {*made}
-        launches, scratch = self._checked("lower", launches, metas, own, written)
-        outputs, saved = ({t.name: made[t.name] for t in ts} for ts in (self.outputs, self.saved))
-        return Plan(outputs, scratch, launches, compute, (), saved, tuple(updated), {**metas, **scratch})
-
     def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
         grads = {}
         for name in needed:
@@ -196,7 +73,7 @@ class CustomOp(RuntimeOp):
             grads[f"d{name}"] = Meta(own.dtype, own.shape, dense_strides(own.shape))
         cotangents = {f"d{t.name}" for t in self.outputs if t.differentiable}
         known = {n: v for n, v in given.items() if n not in grads}
-        written = [n for n, m in grads.items() if _has_elements(m)]
+        written = [n for n, m in grads.items() if has_elements(m)]
         asked = {n: grads[n] for n in written}
         launches = self.lower_backward_source(known, asked, multiprocessors) if written else ()
         metas = {n: m for n, m in {**known, **grads}.items() if isinstance(m, Meta)}
@@ -204,75 +81,7 @@ class CustomOp(RuntimeOp):
         launches, scratch = self._checked("lower_backward_source", launches, metas, readable, written)
         return Plan(grads, scratch, launches, self.compute_dtype(given), metas={**metas, **scratch})
 
-    def _checked(self, method: str, launches: Sequence[Launch], metas: Mapping[str, Meta], own: Collection[str],
-                 written: Sequence[str]) -> tuple[tuple[Launch, ...], dict[str, Meta]]:  # fmt: skip
-        """The launches, which name tensors of the op alone and all that must be written, less what is absent; and their scratch."""
-        scratch: dict[str, Meta] = {}
-        for launch in launches:
-            for name, meta in launch.scratch.items():
-                if name in metas or scratch.setdefault(name, meta) != meta:
-                    raise TypeError(f"{self.name}: the scratch `{name}` has the name of another tensor")
-            for param, name in launch.pointers.items():
-                if name in own or name in scratch:
-                    continue
-                backward = f"the backward reads `{name}`, which is not among the residuals"
-                reason = backward if name in metas else f"`{name}` is no tensor of the op"
-                raise TypeError(f"{self.name}: kernel `{launch.kernel.function.fn.__name__}`: `{param}`: {reason}")
-        named = {n for launch in launches for n in launch.pointers.values()}
-        for name in written:
-            if name not in named:
-                raise TypeError(f"{self.name}: no launch of `{method}` writes `{name}`")
-        there = {*metas, *scratch}
-        kept = (replace(x, pointers={p: n for p, n in x.pointers.items() if n in there}) for x in launches)
-        return tuple(kept), scratch
-
-    def _tensor(self, name: str) -> Tensor:
-        """The declaration of a tensor, or for `d<name>` that of the tensor whose gradient it is."""
-        every = {t.name: t for t in (*self.tensors, *self.outputs, *self.saved)}
-        return every[name if name in every else name[1:]]
-
-
-def _check_declaration(cls: type[CustomOp]) -> None:
-    """Raises TypeError where a class is not whole, when it is made."""
-    arguments = [t.name for t in (*cls.inputs, *cls.params)]
-    every = {*arguments, *(t.name for t in (*cls.buffers, *cls.outputs, *cls.saved))}
-    if not cls.outputs:
-        raise TypeError(f"{cls.name}: it has no outputs")
-    if cls.lower is CustomOp.lower:
-        raise TypeError(f"{cls.name}: it has no `lower`")
-    if cls.gradients and cls.lower_backward_source is CustomOp.lower_backward_source:
-        raise TypeError(f"{cls.name}: it has gradients, but no `lower_backward_source`")
-    for kind, names, known in (("gradients", cls.gradients, {*arguments}), ("residuals", cls.residuals, every)):
-        for name in names:
-            if name not in known:
-                raise TypeError(f"{cls.name}: `{name}` of its {kind} is no tensor that it has there")
-
-
-def _value(where: str, param: Param, value: Any) -> Any:
-    """An argument that is no pointer, as the kernel's parameter takes it."""
-    if param.role == "constexpr":
-        return value
-    if param.role == "tuple":
-        if value is None:
-            return None
-        if not isinstance(value, tuple) or len(value) != param.length or not all(type(v) is int for v in value):
-            raise TypeError(
-                f"{where}: `{param.name}` is {value!r:.60}; it takes a tuple of {param.length} whole numbers"
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float) if param.role == "f64" else int):
-        kind = "a number" if param.role == "f64" else "a whole number"
-        raise TypeError(f"{where}: `{param.name}` is {value!r:.40}; it takes {kind}")
-    return float(value) if param.role == "f64" else value
-
-
-def _grid(where: str, grid: int | tuple[int, ...]) -> tuple[int, int, int]:
-    given = (grid,) if isinstance(grid, int) else tuple(grid)
-    whole = (*given, 1, 1, 1)[:3]
-    if len(given) > 3 or not all(1 <= n <= most for n, most in zip(whole, _MOST_PROGRAMS)):
-        raise ValueError(f"{where}: a grid of {grid}; a device takes 1 to {' by '.join(map(str, _MOST_PROGRAMS))}")
-    return whole[0], whole[1], whole[2]
-
-
-def _has_elements(meta: Given) -> bool:
-    return isinstance(meta, Meta) and math.prod(meta.shape) > 0
+    def _stranger(self, name: str, metas: Mapping[str, Meta]) -> str:
+        if name in metas:  # the forward may name whatever there is
+            return f"the backward reads `{name}`, which is not among the residuals"
+        return super()._stranger(name, metas)

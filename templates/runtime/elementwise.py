@@ -41,7 +41,7 @@ class Elementwise(Stage):
         own = {n: self._own(call, n, extents, bound) for n in names}
         patterns = {n: frozenset(a for a in axes if extents[a] != 1 and own[n].get(a, 1) == 1) for n in names}
         plain = not any(d.grouped for n in names for d in layout.parse_dims(call.declared[n].dims))
-        summed = {n[1:] for n in names if patterns[n]} if call.backward else set()
+        summed = {n[1:] for n in names if patterns[n]} if call.of_gradients else set()
         order = layout.iterate(axes, extents, [o for n, o in operands.items() if n not in summed], reorder=plain)
         for name in names:
             kept = Space(
@@ -59,7 +59,7 @@ class Elementwise(Stage):
     @staticmethod
     def _own(call: Call, name: str, extents: Mapping[Axis, int], bound: Mapping[str, Operand]) -> dict[Axis, int]:
         """The extents of what is written: a gradient's are those of its tensor, with 1 where that was stretched."""
-        if call.backward and name[1:] in bound:
+        if call.of_gradients and name[1:] in bound:
             return bound[name[1:]].extents
         known = layout.names(call.declared[name].dims)
         return {a: n for a, n in extents.items() if a[0] in known}
@@ -79,7 +79,7 @@ class Elementwise(Stage):
             flat = {"n_kept": space.count, "n_reduced": 1, "span": 1, "kept_sizes": None, "kept_strides": None, "reduced_sizes": None,
                     "reduced_strides": None, "BLOCK_K": BLOCK, "BLOCK_R": 1, "BLOCK": BLOCK}  # fmt: skip
             values = {**self._common(call, operands, space, written), **flat}
-            crossed = [*operands.values(), *(strided or ([] if call.backward else written.values()))]
+            crossed = [*operands.values(), *(strided or ([] if call.of_gradients else written.values()))]
             values["patch_sizes"], programs = tiles(space, crossed)
             call.launches.append(Launch(self.kernel, (programs, 1, 1), pointers, values))
             return
@@ -103,7 +103,7 @@ class Elementwise(Stage):
             if parts > 1:
                 total = f"{name}_parts"
                 call.scratch[total] = Meta(call.compute, (parts, split.n_kept), (split.n_kept, 1))
-                finish.append(add_up(name, total, parts, split.n_kept, values))
+                finish.append(call.add_up(name, total, parts, split.n_kept, values))
             named[f"{name}_sum_ptr"] = total
         warps = WARPS
         if block_k == 1 and any(call.declared[n].dtype == "bool" for n in operands):
@@ -183,19 +183,7 @@ def triton_dtype(name: str) -> Any:
 def stored_in_half(call: Call) -> bool:
     """Whether all results of the call are stored in half precision."""
     own = {t.name for t in call.op.outputs}
-    return all(dtype in ("f16", "bf16") for n, dtype in call.wanted.items() if (n in own) != call.backward)
-
-
-def add_up(name: str, parts_name: str, parts: int, n_kept: int, values: Mapping[str, Any]) -> Launch:
-    """The launch that adds up what programs have of a sum, in the order of their numbers."""
-    from .sums import sum_partials
-
-    # Few sums are added up by one program each: in as few steps as can be, for each waits for its loads.
-    block_k, block_r, warps = (32, 64, WARPS) if n_kept >= 64 else (1, 8192, 16)
-    settings = {"n_parts": parts, "n_kept": n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"], "BLOCK_K": block_k,
-                "BLOCK_R": block_r}  # fmt: skip
-    pointers = {"part_ptr": parts_name, "total_ptr": name}
-    return Launch(Kernel.of(sum_partials), (cdiv(n_kept, block_k), 1, 1), pointers, settings, warps)
+    return all(dtype in ("f16", "bf16") for n, dtype in call.wanted.items() if (n in own) != call.of_gradients)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`RuntimeOp`: the contract between an op and whatever launches it. No torch here.
+"""`RuntimeOp`: the contract between an op and whatever launches it, as far as it goes forward. No torch here.
 
 An instance holds the op's attrs and choices. From the shapes, strides and dtypes of a call it plans what to allocate and
 launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel's own names.
@@ -20,7 +20,7 @@ from . import layout
 from .abi import ArgVisitor
 from .groups import Step
 from .layout import Axis, Operand, ShapeError, Space
-from .plan import Call, Given, Launch, Meta, Plan, Stage, Tensor, active
+from .plan import Call, Given, Launch, Meta, Plan, Stage, Tensor, TooManyDims, active
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
 View = TensorView | float | int | None
@@ -45,13 +45,10 @@ class RuntimeOp:
     updates: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
     """Buffers that the forward writes in place, each with the choices under which it does."""
     forward: ClassVar[tuple[Stage, ...]] = ()
-    backward: ClassVar[tuple[Stage, ...]] = ()
-    residuals: ClassVar[tuple[str, ...]] = ()
-    """Inputs, params, outputs and statistics that the backward kernels read."""
-    gradients: ClassVar[tuple[str, ...]] = ()
-    """Inputs and params that have a gradient, in the spec's order."""
-    equals: ClassVar[Mapping[str, str]] = {}
-    """Gradients that are the gradient of another tensor where the two tensors have one shape and dtype: written once."""
+    has_backward: ClassVar[bool] = False
+    """Whether it is a `DifferentiableOp` with gradients."""
+    without: ClassVar[str] = "its spec says `not_differentiable`, or the package was generated for inference"
+    """Why it has no backward, where it has none."""
     elementwise: ClassVar[bool] = True
     """Whether all stages are."""
     sliced: ClassVar[tuple[str, ...]] = ()
@@ -80,7 +77,12 @@ class RuntimeOp:
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}
-        cls.elementwise = all(s.elementwise for s in (*cls.forward, *cls.backward))
+        cls.elementwise = all(s.elementwise for s in cls.stages())
+
+    @classmethod
+    def stages(cls) -> tuple[Stage, ...]:
+        """Those of every direction that it has."""
+        return cls.forward
 
     # -------------------------------------------------------------------------------- what subclasses give
 
@@ -110,10 +112,6 @@ class RuntimeOp:
     def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
         """Raises ValueError where tensors are not as the spec requires: `size` has the product of the extents of axes and packs,
         `there` whether a tensor is given."""
-
-    def passes(self) -> dict[str, str]:
-        """Gradients that are a cotangent as it is, with its name: nothing is launched for them where shapes agree."""
-        return {}
 
     def axis_position(self) -> tuple[str, int | tuple[int, ...] | None, bool] | None:
         """The axis or pack that an attr places, where (None: everywhere), and whether extents of 1 stay where it was reduced."""
@@ -156,34 +154,31 @@ class RuntimeOp:
             result, call.scratch, tuple(call.launches), compute, tuple(call.zeros), saved, tuple(updated), call.metas()
         )
 
-    def plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        """Gradients to allocate, scratch and launches. `given` has the cotangents as `d<output>`."""
-        if not self.has_backward:
-            raise TypeError(f"{self.name} has no backward: its spec says `not_differentiable`")
-        key = self._key("backward", given, tuple(needed), multiprocessors)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._remember(key, self._plan_backward(given, needed, multiprocessors))
-        return found
+    def planned(
+        self, plan: Callable[[Mapping[str, Given]], Plan], given: Mapping[str, Given],
+        copied: Callable[[str, tuple[int, ...]], Given],
+    ) -> Plan:  # fmt: skip
+        """The plan of one direction; where dims do not merge into what a kernel takes, that of dense copies of the operands.
 
-    def _plan_backward(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> Plan:
-        compute = self.compute_dtype(given)
-        cotangents = [
-            replace(t, name=f"d{t.name}")
-            for t in self.outputs
-            if t.differentiable and t.dtype in ("float", "number", "any", "compute")
-        ]
-        grads = {n: replace(t, name=f"d{n}") for t in self.tensors if (n := t.name) in needed}
-        wanted = {g.name: meta.dtype for n, g in grads.items() if isinstance(meta := given[n], Meta)}
-        declared = {
-            t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *cotangents, *grads.values(), *self.scratch)
+        Args:
+            plan: makes it: `plan_forward`, or the like for the other direction.
+            copied: called by name and shape for each operand of many dims; copies it to dense memory, stretched to that shape,
+                and returns what is known of the copy. What has no memory it returns as it is.
+        """
+        try:
+            return plan(given)
+        except TooManyDims:
+            return plan({**given, **{n: copied(n, shape) for n, shape in self._many(given).items()}})
+
+    def _many(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
+        """The operands of so many dims that they may not merge, with their shapes: those that NumPy's rules stretch, stretched."""
+        metas = {n: m for n, m in given.items() if isinstance(m, Meta)}
+        declared = {t.name: t.dims for t in (*self.tensors, *self.outputs)} | {
+            f"d{t.name}": t.dims for t in self.outputs
         }
-        known = {n: v for n, v in given.items() if n in declared and n not in wanted}
-        scratch = {t.name: self.output_dtype(t, given, compute) for t in self.scratch}
-        call = Call(self, known, declared, {**wanted, **scratch}, compute, multiprocessors, True)
-        self._run(call, self.backward, list(wanted))
-        outputs = {n: call.outputs[n] for n in wanted}
-        return Plan(outputs, call.scratch, tuple(call.launches), compute, tuple(call.zeros), metas=call.metas())
+        free = {n for n in metas if declared.get(n) == "..." and self.elementwise}  # rows are not broadcast
+        whole = _broadcast([metas[n].shape for n in free])
+        return {n: whole if n in free else m.shape for n, m in metas.items() if len(m.shape) >= layout.RANK}
 
     def _updated(self, given: Mapping[str, Given]) -> list[str]:
         """The buffers that are given and written in place."""
@@ -236,8 +231,7 @@ class RuntimeOp:
 
     # -------------------------------------------------------------------------------- the contract, by name
     #
-    # `given` has, by name, what is known of inputs, params and buffers; in the backward also of outputs, of what the forward
-    # saved, and of the cotangents, as `d<output>`: `backward_given` makes the one of the other.
+    # `given` has, by name, what is known of inputs, params and buffers.
 
     @property
     def n_activation_inputs(self) -> int:
@@ -298,12 +292,6 @@ class RuntimeOp:
     def output_shapes(self, given: Mapping[str, Given]) -> tuple[tuple[int, ...], ...]:
         return tuple(m.shape for m in self.output_metas(given).values())
 
-    def residual_shapes(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors that the backward reads again; nothing else is kept."""
-        plan = self.plan_forward(given)
-        kept = {n: {**given, **plan.outputs, **plan.saved}.get(n) for n in self.residuals if n not in plan.updated}
-        return {n: m.shape for n, m in kept.items() if isinstance(m, Meta)}
-
     def between(self, plan: Plan, training: bool) -> dict[str, Meta]:
         """The scratch of a forward: without training also what its stages hand on to one another that would be kept else."""
         handed = {t.name for t in self.scratch}
@@ -324,35 +312,6 @@ class RuntimeOp:
         """The programs of forward launch `i`."""
         return self.plan_forward(given).launches[i].grid
 
-    @property
-    def has_backward(self) -> bool:
-        return bool(self.gradients)
-
-    def backward_given(self, given: Mapping[str, Given]) -> dict[str, Given]:
-        """What is known in the backward of a forward with `given`, cotangents being laid out like the outputs."""
-        plan = self.plan_forward(given)
-        return {**given, **plan.outputs, **plan.saved, **{f"d{n}": m for n, m in plan.outputs.items()}}
-
-    def backward_scratch_metas(
-        self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int
-    ) -> dict[str, Meta]:
-        """What a backward takes beside the gradients and gives back at its end."""
-        return dict(self.plan_backward(given, needed, multiprocessors).scratch)
-
-    def n_backward_launches(self, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int) -> int:
-        return len(self.plan_backward(given, needed, multiprocessors).launches)
-
-    def backward_block(self, i: int, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int,
-                       lanes: int = 32) -> tuple[int, int, int]:  # fmt: skip
-        """The threads of a program of backward launch `i`."""
-        return self.plan_backward(given, needed, multiprocessors).launches[i].warps * lanes, 1, 1
-
-    def backward_grid(
-        self, i: int, given: Mapping[str, Given], needed: Sequence[str], multiprocessors: int
-    ) -> tuple[int, int, int]:
-        """The programs of backward launch `i`."""
-        return self.plan_backward(given, needed, multiprocessors).launches[i].grid
-
     def pack_args(self, i: int, inputs: Sequence[View], params: Sequence[View], buffers: Sequence[View],
                   outputs: Sequence[View], residuals: Sequence[View], scratch: Sequence[View],
                   visitor: ArgVisitor) -> None:  # fmt: skip
@@ -366,25 +325,9 @@ class RuntimeOp:
             TypeError: where there are more or fewer than the op has.
         """
         views = self._own_views(inputs, params, buffers)
-        plan = self.plan_forward({n: _meta(v) for n, v in views.items()})
+        plan = self.plan_forward({n: meta_of(v) for n, v in views.items()})
         views |= self._named("outputs", plan.outputs, outputs) | self._named("residuals", plan.saved, residuals)
         self.pack(plan.launches[i], {**views, **self._named("scratch", plan.scratch, scratch)}, visitor)
-
-    def pack_backward_args(self, i: int, inputs: Sequence[View], params: Sequence[View], buffers: Sequence[View],
-                           outputs: Sequence[View], residuals: Sequence[View], grad_outputs: Sequence[View],
-                           grad_inputs: Sequence[View], grad_params: Sequence[View], scratch: Sequence[View],
-                           visitor: ArgVisitor, multiprocessors: int) -> None:  # fmt: skip
-        """Visits the arguments of backward launch `i`; a gradient that is not needed is None, and so is an absent cotangent."""
-        views = self._own_views(inputs, params, buffers)
-        views |= self._named("outputs", [t.name for t in self.outputs], outputs)
-        views |= self._named("residuals", [t.name for t in self.saved], residuals)
-        views |= self._named("grad_outputs", [f"d{t.name}" for t in self.outputs], grad_outputs)
-        grads = self._named("grad_inputs", [t.name for t in self.inputs], grad_inputs)
-        grads |= self._named("grad_params", self.param_names, grad_params)
-        needed = tuple(n for n in self.gradients if grads.get(n) is not None)
-        plan = self.plan_backward({n: _meta(v) for n, v in views.items()}, needed, multiprocessors)
-        views |= {f"d{n}": v for n, v in grads.items()} | self._named("scratch", plan.scratch, scratch)
-        self.pack(plan.launches[i], views, visitor)
 
     def pack(self, launch: Launch, views: Mapping[str, View], visitor: ArgVisitor) -> None:
         """Visits the arguments of a launch of this op's plans; `views` are by name what is there of `plan.metas`, and numbers."""
@@ -655,6 +598,13 @@ def _plain(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that shapes which agree are stretched to by NumPy's rules."""
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes))
+    return tuple(next((n for n in column if n != 1), 1) for column in columns)
+
+
 def _of_choice(tensor: Tensor, choices: Mapping[str, Any]) -> Tensor:
     """The tensor with the dims that it has under these choices."""
     for name, values, dims in tensor.chosen:
@@ -703,5 +653,6 @@ def _category(dtype: str) -> int:
     return 3 if dtype in FLOATS else 2 if dtype in INTS else 1 if dtype else 0
 
 
-def _meta(view: Any) -> Given:
+def meta_of(view: Any) -> Given:
+    """What a plan knows of a view."""
     return Meta(view.dtype, view.shape, view.strides) if isinstance(view, TensorView) else view

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import layout
-from .elementwise import Split, add_up, split_space, stored_in_half, triton_dtype
+from .elementwise import Split, split_space, stored_in_half, triton_dtype
 from .layout import Axis, Operand, Space
 from .plan import Call, Kernel, Launch, Meta, Stage, Tensor, TooManyDims, cdiv
 from .views import ITEM_SIZES
@@ -81,10 +81,10 @@ class Rowwise(Stage):
             tensor = call.declared[name]
             meta = call.op.allocated(tensor, call.wanted[name], extents, self._within(space, tensor, extents))
             call.allocated(name, meta)
-        if not call.backward:
+        if not call.of_gradients:
             self._refuse_empty(call, extents)
         written = self._written(call, handed)
-        if space.count == 0 and call.backward:
+        if space.count == 0 and call.of_gradients:
             call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
         elif any(math.prod(self._meta(call, n).shape) for n in written):
             self._launches(call, space, written)
@@ -119,7 +119,7 @@ class Rowwise(Stage):
                 call.launches.append(self._launch(call, bound, space, (), sizes))
                 launch = replace(launch, pointers={p: n for p, n in launch.pointers.items() if n not in call.outputs})
             call.launches.append(launch)
-            call.launches += [add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
+            call.launches += [call.add_up(n, f"{n}_part", parts, n_reduced, launch.values) for n in partial]
         elif self.finish is None or not self._sums(call, written):
             call.launches.append(self._spread(launch))
         elif (shares := self._shares(launch)) > 1:

@@ -7,10 +7,14 @@ same order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from .kernels import coordinates, lanes, offset, tile
+from .plan import WARPS, Kernel, Launch, cdiv
 
 
 @triton.jit
@@ -102,3 +106,18 @@ def sum_partials(
         p, within = reduced_tile(start, n_parts, WIDE, False, BLOCK_K, BLOCK_R)
         total += tl.load(part_ptr + p * n_kept + k, mask=within & exists, other=0.0)
     tl.store(total_ptr + k, added_up(total, BLOCK_R), mask=exists)
+
+
+def add_up(name: str, parts_name: str, parts: int, n_kept: int, values: Mapping[str, Any]) -> Launch:
+    """The launch that adds up what programs have of a sum, in the order of their numbers.
+
+    Args:
+        name: the sum, [n_kept], after a launch that writes `parts_name`, [parts, n_kept].
+        values: `COMPUTE`, Triton's dtype of the parts, and `WIDE`, whether offsets are of 64 bits.
+    """
+    # Few sums are added up by one program each: in as few steps as can be, for each waits for its loads.
+    block_k, block_r, warps = (32, 64, WARPS) if n_kept >= 64 else (1, 8192, 16)
+    settings = {"n_parts": parts, "n_kept": n_kept, "COMPUTE": values["COMPUTE"], "WIDE": values["WIDE"], "BLOCK_K": block_k,
+                "BLOCK_R": block_r}  # fmt: skip
+    pointers = {"part_ptr": parts_name, "total_ptr": name}
+    return Launch(Kernel.of(sum_partials), (cdiv(n_kept, block_k), 1, 1), pointers, settings, warps)

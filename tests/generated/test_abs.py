@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import abs as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.abs(x)
 
 
-CASE = Case(module.abs, module.Abs, domains={}, reference=reference)
+CASE = GradientCase(module.abs, module.Abs, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import acos as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.acos(x)
 
 
-CASE = Case(module.acos, module.Acos, domains={"x": (-1.0, 1.0)}, reference=reference)
+CASE = GradientCase(module.acos, module.Acos, domains={"x": (-1.0, 1.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import acosh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.acosh(x)
 
 
-CASE = Case(module.acosh, module.Acosh, domains={"x": (1.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.acosh, module.Acosh, domains={"x": (1.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import add as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other, alpha=1):
     return torch.add(x, other, alpha=alpha)
 
 
-CASE = Case(module.add, module.Add, domains={}, reference=reference)
+CASE = GradientCase(module.add, module.Add, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

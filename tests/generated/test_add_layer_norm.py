@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import add_layer_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, residual, weight, bias, eps=1e-5):
     return (x + residual, torch.nn.functional.layer_norm(x + residual, x.shape[-1:], weight, bias, eps))
 
 
-CASE = Case(module.add_layer_norm, module.AddLayerNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
+CASE = GradientCase(module.add_layer_norm, module.AddLayerNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
 ATTRS = [dict()]
 
 

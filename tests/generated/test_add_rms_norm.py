@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import add_rms_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, residual, weight, eps=1e-6):
     return (x + residual, torch.nn.functional.rms_norm(x + residual, x.shape[-1:], weight, eps))
 
 
-CASE = Case(module.add_rms_norm, module.AddRmsNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
+CASE = GradientCase(module.add_rms_norm, module.AddRmsNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
 ATTRS = [dict()]
 
 

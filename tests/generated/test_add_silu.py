@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import add_silu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.nn.functional.silu(x + other)
 
 
-CASE = Case(module.add_silu, module.AddSilu, domains={}, reference=reference)
+CASE = GradientCase(module.add_silu, module.AddSilu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import addcdiv as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, tensor1, tensor2, value=1):
     return torch.addcdiv(x, tensor1, tensor2, value=value)
 
 
-CASE = Case(module.addcdiv, module.Addcdiv, domains={"value": (-4.0, 4.0)}, reference=reference)
+CASE = GradientCase(module.addcdiv, module.Addcdiv, domains={"value": (-4.0, 4.0)}, reference=reference)
 ATTRS = [dict()]
 
 

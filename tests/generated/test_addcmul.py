@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import addcmul as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, tensor1, tensor2, value=1):
     return torch.addcmul(x, tensor1, tensor2, value=value)
 
 
-CASE = Case(module.addcmul, module.Addcmul, domains={"value": (-4.0, 4.0)}, reference=reference)
+CASE = GradientCase(module.addcmul, module.Addcmul, domains={"value": (-4.0, 4.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import amax as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.amax(x, dim if dim is not None else (), keepdim)
 
 
-CASE = Case(module.amax, module.Amax, domains={}, reference=reference)
+CASE = GradientCase(module.amax, module.Amax, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

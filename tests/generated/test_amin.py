@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import amin as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.amin(x, dim if dim is not None else (), keepdim)
 
 
-CASE = Case(module.amin, module.Amin, domains={}, reference=reference)
+CASE = GradientCase(module.amin, module.Amin, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import asin as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.asin(x)
 
 
-CASE = Case(module.asin, module.Asin, domains={"x": (-1.0, 1.0)}, reference=reference)
+CASE = GradientCase(module.asin, module.Asin, domains={"x": (-1.0, 1.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import asinh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.asinh(x)
 
 
-CASE = Case(module.asinh, module.Asinh, domains={}, reference=reference)
+CASE = GradientCase(module.asinh, module.Asinh, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import atan as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.atan(x)
 
 
-CASE = Case(module.atan, module.Atan, domains={}, reference=reference)
+CASE = GradientCase(module.atan, module.Atan, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import atan2 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.atan2(x, other)
 
 
-CASE = Case(module.atan2, module.Atan2, domains={}, reference=reference)
+CASE = GradientCase(module.atan2, module.Atan2, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

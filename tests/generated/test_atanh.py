@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import atanh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.atanh(x)
 
 
-CASE = Case(module.atanh, module.Atanh, domains={"x": (-1.0, 1.0)}, reference=reference)
+CASE = GradientCase(module.atanh, module.Atanh, domains={"x": (-1.0, 1.0)}, reference=reference)
 ATTRS = [dict()]
 
 

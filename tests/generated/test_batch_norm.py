@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import batch_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5):
     return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.batch_norm,
     module.BatchNorm,
     domains={"running_var": (0.0, float("inf")), "momentum": (0.0, 1.0), "eps": (1e-08, 0.1)},

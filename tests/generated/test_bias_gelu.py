@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import bias_gelu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, bias, approximate="none"):
     return torch.nn.functional.gelu(x + bias, approximate=approximate)
 
 
-CASE = Case(module.bias_gelu, module.BiasGelu, domains={}, reference=reference)
+CASE = GradientCase(module.bias_gelu, module.BiasGelu, domains={}, reference=reference)
 ATTRS = [dict(approximate="none"), dict(approximate="tanh")]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import bias_relu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, bias):
     return torch.relu(x + bias.reshape([-1] + [1] * (x.dim() - 2)))
 
 
-CASE = Case(module.bias_relu, module.BiasRelu, domains={}, reference=reference)
+CASE = GradientCase(module.bias_relu, module.BiasRelu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import bias_silu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, bias):
     return torch.nn.functional.silu(x + bias)
 
 
-CASE = Case(module.bias_silu, module.BiasSilu, domains={}, reference=reference)
+CASE = GradientCase(module.bias_silu, module.BiasSilu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

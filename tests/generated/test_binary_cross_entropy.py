@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import binary_cross_entropy as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, reduction="mean"):
@@ -18,7 +18,7 @@ def reference(x, target, weight, reduction="mean"):
     )(torch.broadcast_shapes(x.shape, target.shape, () if weight is None else weight.shape))
 
 
-CASE = Case(
+CASE = GradientCase(
     module.binary_cross_entropy,
     module.BinaryCrossEntropy,
     domains={"x": (1e-09, 0.999999), "target": (0.0, 1.0), "weight": (0.25, 4.0)},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import binary_cross_entropy_with_logits as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, pos_weight, reduction="mean"):
@@ -25,7 +25,7 @@ def reference(x, target, weight, pos_weight, reduction="mean"):
     )
 
 
-CASE = Case(
+CASE = GradientCase(
     module.binary_cross_entropy_with_logits,
     module.BinaryCrossEntropyWithLogits,
     domains={"target": (0.0, 1.0), "weight": (0.25, 4.0), "pos_weight": (0.25, 4.0)},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import ceil as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.ceil(x)
 
 
-CASE = Case(module.ceil, module.Ceil, domains={}, reference=reference)
+CASE = GradientCase(module.ceil, module.Ceil, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import celu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, alpha=1):
     return torch.nn.functional.celu(x, alpha)
 
 
-CASE = Case(module.celu, module.Celu, domains={"alpha": (0.25, 4.0)}, reference=reference)
+CASE = GradientCase(module.celu, module.Celu, domains={"alpha": (0.25, 4.0)}, reference=reference)
 ATTRS = [dict()]
 
 

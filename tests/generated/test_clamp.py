@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import clamp as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, min=None, max=None):
     return x.clone() if min is None and max is None else torch.clamp(x, min, max)
 
 
-CASE = Case(module.clamp, module.Clamp, domains={}, reference=reference)
+CASE = GradientCase(module.clamp, module.Clamp, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import copysign as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.copysign(x, other)
 
 
-CASE = Case(module.copysign, module.Copysign, domains={}, reference=reference)
+CASE = GradientCase(module.copysign, module.Copysign, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import cos as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.cos(x)
 
 
-CASE = Case(module.cos, module.Cos, domains={}, reference=reference)
+CASE = GradientCase(module.cos, module.Cos, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

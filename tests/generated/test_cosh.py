@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import cosh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.cosh(x)
 
 
-CASE = Case(module.cosh, module.Cosh, domains={}, reference=reference)
+CASE = GradientCase(module.cosh, module.Cosh, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

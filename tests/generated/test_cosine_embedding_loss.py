@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import cosine_embedding_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x1, x2, target, margin=0, reduction="mean"):
@@ -22,7 +22,7 @@ def reference(x1, x2, target, margin=0, reduction="mean"):
     )
 
 
-CASE = Case(
+CASE = GradientCase(
     module.cosine_embedding_loss,
     module.CosineEmbeddingLoss,
     domains={"target": (-1.0, 1.0), "margin": (-1.0, 1.0)},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import cross_entropy as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, ignore_index=-100, reduction="mean", label_smoothing=0, z_loss=0, softcap=None):
@@ -26,7 +26,7 @@ def reference(x, target, weight, ignore_index=-100, reduction="mean", label_smoo
     )(x if softcap is None else softcap * torch.tanh(x / softcap))
 
 
-CASE = Case(
+CASE = GradientCase(
     module.cross_entropy,
     module.CrossEntropy,
     domains={"weight": (0.25, 4.0), "label_smoothing": (0.0, 0.9), "z_loss": (0.0, 0.5), "softcap": (1.0, 4.0)},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import cross_entropy_soft as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, reduction="mean", label_smoothing=0):
     return torch.nn.functional.cross_entropy(x, target, weight, reduction=reduction, label_smoothing=label_smoothing)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.cross_entropy_soft,
     module.CrossEntropySoft,
     domains={"target": (0.0, 1.0), "weight": (0.25, 4.0), "label_smoothing": (0.0, 0.9)},

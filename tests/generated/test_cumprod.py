@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import cumprod as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim):
     return torch.cumprod(x, dim)
 
 
-CASE = Case(module.cumprod, module.Cumprod, domains={}, reference=reference)
+CASE = GradientCase(module.cumprod, module.Cumprod, domains={}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import cumsum as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim):
     return torch.cumsum(x, dim)
 
 
-CASE = Case(module.cumsum, module.Cumsum, domains={}, reference=reference)
+CASE = GradientCase(module.cumsum, module.Cumsum, domains={}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

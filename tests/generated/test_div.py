@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import div as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.div(x, other)
 
 
-CASE = Case(module.div, module.Div, domains={}, reference=reference)
+CASE = GradientCase(module.div, module.Div, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import dyt as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, alpha, weight, bias):
     return torch.tanh(alpha * x) * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
-CASE = Case(module.dyt, module.Dyt, domains={}, reference=reference)
+CASE = GradientCase(module.dyt, module.Dyt, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import elu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, alpha=1):
     return torch.nn.functional.elu(x, alpha)
 
 
-CASE = Case(module.elu, module.Elu, domains={"alpha": (-2.0, 4.0)}, reference=reference)
+CASE = GradientCase(module.elu, module.Elu, domains={"alpha": (-2.0, 4.0)}, reference=reference)
 ATTRS = [dict()]
 
 

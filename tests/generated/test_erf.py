@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import erf as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.erf(x)
 
 
-CASE = Case(module.erf, module.Erf, domains={}, reference=reference)
+CASE = GradientCase(module.erf, module.Erf, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

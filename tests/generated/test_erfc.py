@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import erfc as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.erfc(x)
 
 
-CASE = Case(module.erfc, module.Erfc, domains={}, reference=reference)
+CASE = GradientCase(module.erfc, module.Erfc, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import exp as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.exp(x)
 
 
-CASE = Case(module.exp, module.Exp, domains={}, reference=reference)
+CASE = GradientCase(module.exp, module.Exp, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

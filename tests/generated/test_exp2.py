@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import exp2 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.exp2(x)
 
 
-CASE = Case(module.exp2, module.Exp2, domains={}, reference=reference)
+CASE = GradientCase(module.exp2, module.Exp2, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import expm1 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.expm1(x)
 
 
-CASE = Case(module.expm1, module.Expm1, domains={}, reference=reference)
+CASE = GradientCase(module.expm1, module.Expm1, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import floor as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.floor(x)
 
 
-CASE = Case(module.floor, module.Floor, domains={}, reference=reference)
+CASE = GradientCase(module.floor, module.Floor, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

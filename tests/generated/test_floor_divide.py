@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import floor_divide as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.floor_divide(x, other)
 
 
-CASE = Case(module.floor_divide, module.FloorDivide, domains={"other": (1.0, 9.0)}, reference=reference)
+CASE = GradientCase(module.floor_divide, module.FloorDivide, domains={"other": (1.0, 9.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import fmod as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.fmod(x, other)
 
 
-CASE = Case(module.fmod, module.Fmod, domains={"other": (1.0, 9.0)}, reference=reference)
+CASE = GradientCase(module.fmod, module.Fmod, domains={"other": (1.0, 9.0)}, reference=reference)
 ATTRS = [dict()]
 
 

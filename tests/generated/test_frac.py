@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import frac as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.frac(x)
 
 
-CASE = Case(module.frac, module.Frac, domains={}, reference=reference)
+CASE = GradientCase(module.frac, module.Frac, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import gaussian_nll_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, var, full=False, eps=1e-6, reduction="mean"):
@@ -18,7 +18,7 @@ def reference(x, target, var, full=False, eps=1e-6, reduction="mean"):
     )(torch.broadcast_shapes(x.shape, target.shape, var.shape))
 
 
-CASE = Case(
+CASE = GradientCase(
     module.gaussian_nll_loss,
     module.GaussianNllLoss,
     domains={"var": (0.0, float("inf")), "eps": (1e-06, 0.1)},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import geglu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(gate, up, approximate="none"):
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-CASE = Case(module.geglu, module.Geglu, domains={}, reference=reference)
+CASE = GradientCase(module.geglu, module.Geglu, domains={}, reference=reference)
 ATTRS = [dict(approximate="none"), dict(approximate="tanh")]
 
 

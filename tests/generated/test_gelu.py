@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import gelu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, approximate="none"):
     return torch.nn.functional.gelu(x, approximate=approximate)
 
 
-CASE = Case(module.gelu, module.Gelu, domains={}, reference=reference)
+CASE = GradientCase(module.gelu, module.Gelu, domains={}, reference=reference)
 ATTRS = [dict(approximate="none"), dict(approximate="tanh")]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import glu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=-1):
     return torch.nn.functional.glu(x, dim)
 
 
-CASE = Case(module.glu, module.Glu, domains={}, reference=reference)
+CASE = GradientCase(module.glu, module.Glu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

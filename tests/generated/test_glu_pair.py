@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import glu_pair as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(a, b):
     return a * torch.sigmoid(b)
 
 
-CASE = Case(module.glu_pair, module.GluPair, domains={}, reference=reference)
+CASE = GradientCase(module.glu_pair, module.GluPair, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

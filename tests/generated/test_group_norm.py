@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import group_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight, bias, num_groups, eps=1e-5):
     return torch.nn.functional.group_norm(x, num_groups, weight, bias, eps)
 
 
-CASE = Case(module.group_norm, module.GroupNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
+CASE = GradientCase(module.group_norm, module.GroupNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
 ATTRS = [dict(num_groups=3)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hardshrink as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, lambd=0.5):
     return torch.nn.functional.hardshrink(x, lambd)
 
 
-CASE = Case(module.hardshrink, module.Hardshrink, domains={"lambd": (0.0, 2.0)}, reference=reference)
+CASE = GradientCase(module.hardshrink, module.Hardshrink, domains={"lambd": (0.0, 2.0)}, reference=reference)
 ATTRS = [dict()]
 
 

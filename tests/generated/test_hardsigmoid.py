@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hardsigmoid as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.hardsigmoid(x)
 
 
-CASE = Case(module.hardsigmoid, module.Hardsigmoid, domains={}, reference=reference)
+CASE = GradientCase(module.hardsigmoid, module.Hardsigmoid, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hardswish as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.hardswish(x)
 
 
-CASE = Case(module.hardswish, module.Hardswish, domains={}, reference=reference)
+CASE = GradientCase(module.hardswish, module.Hardswish, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hardtanh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, min_val=-1, max_val=1):
     return torch.nn.functional.hardtanh(x, min_val, max_val)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.hardtanh, module.Hardtanh, domains={"min_val": (-4.0, 1.0), "max_val": (-1.0, 4.0)}, reference=reference
 )
 ATTRS = [dict()]

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import heaviside as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, values):
     return torch.heaviside(x, values)
 
 
-CASE = Case(module.heaviside, module.Heaviside, domains={}, reference=reference)
+CASE = GradientCase(module.heaviside, module.Heaviside, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hinge_embedding_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, margin=1, reduction="mean"):
     return torch.nn.functional.hinge_embedding_loss(x, target, margin, reduction=reduction)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.hinge_embedding_loss, module.HingeEmbeddingLoss, domains={"target": (-1.0, 1.0)}, reference=reference
 )
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]

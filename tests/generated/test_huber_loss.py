@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import huber_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean", delta=1):
     return torch.nn.functional.huber_loss(x, target, reduction=reduction, delta=delta)
 
 
-CASE = Case(module.huber_loss, module.HuberLoss, domains={"delta": (0.25, 4.0)}, reference=reference)
+CASE = GradientCase(module.huber_loss, module.HuberLoss, domains={"delta": (0.25, 4.0)}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import hypot as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.hypot(x, other)
 
 
-CASE = Case(module.hypot, module.Hypot, domains={}, reference=reference)
+CASE = GradientCase(module.hypot, module.Hypot, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import instance_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight, bias, running_mean, running_var, use_input_stats=True, momentum=0.1, eps=1e-5):
     return torch.nn.functional.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.instance_norm,
     module.InstanceNorm,
     domains={"running_var": (0.0, float("inf")), "momentum": (0.0, 1.0), "eps": (1e-08, 0.1)},

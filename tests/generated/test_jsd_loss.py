@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import jsd_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, beta=0.5, reduction="mean"):
@@ -25,7 +25,7 @@ def reference(x, target, beta=0.5, reduction="mean"):
     )
 
 
-CASE = Case(
+CASE = GradientCase(
     module.jsd_loss,
     module.JsdLoss,
     domains={"beta": (0.0, 1.0), "x": (float("-inf"), 0.0), "target": (float("-inf"), 0.0)},

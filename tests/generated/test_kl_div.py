@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import kl_div as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean", log_target=False):
     return torch.nn.functional.kl_div(x, target, reduction=reduction, log_target=log_target)
 
 
-CASE = Case(module.kl_div, module.KlDiv, domains={"target": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.kl_div, module.KlDiv, domains={"target": (0.0, float("inf"))}, reference=reference)
 ATTRS = [
     dict(reduction="none", log_target=False),
     dict(reduction="none", log_target=True),

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import l1_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean"):
     return torch.nn.functional.l1_loss(x, target, reduction=reduction)
 
 
-CASE = Case(module.l1_loss, module.L1Loss, domains={}, reference=reference)
+CASE = GradientCase(module.l1_loss, module.L1Loss, domains={}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

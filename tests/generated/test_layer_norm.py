@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import layer_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight, bias, normalized_shape, eps=1e-5):
     return torch.nn.functional.layer_norm(x, x.shape[-1:] if weight is None else weight.shape, weight, bias, eps)
 
 
-CASE = Case(module.layer_norm, module.LayerNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
+CASE = GradientCase(module.layer_norm, module.LayerNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
 ATTRS = [dict(normalized_shape=3)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import leaky_relu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, negative_slope=0.01):
     return torch.nn.functional.leaky_relu(x, negative_slope)
 
 
-CASE = Case(module.leaky_relu, module.LeakyRelu, domains={"negative_slope": (-1.0, 2.0)}, reference=reference)
+CASE = GradientCase(module.leaky_relu, module.LeakyRelu, domains={"negative_slope": (-1.0, 2.0)}, reference=reference)
 ATTRS = [dict()]
 
 

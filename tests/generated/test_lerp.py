@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import lerp as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, end, weight):
     return torch.lerp(x, end, weight)
 
 
-CASE = Case(module.lerp, module.Lerp, domains={}, reference=reference)
+CASE = GradientCase(module.lerp, module.Lerp, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import linear_recurrence as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(a, b, dim=-1):
@@ -29,7 +29,7 @@ def reference(a, b, dim=-1):
     )
 
 
-CASE = Case(module.linear_recurrence, module.LinearRecurrence, domains={"a": (-1.0, 1.0)}, reference=reference)
+CASE = GradientCase(module.linear_recurrence, module.LinearRecurrence, domains={"a": (-1.0, 1.0)}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

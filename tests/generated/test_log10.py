@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import log10 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.log10(x)
 
 
-CASE = Case(module.log10, module.Log10, domains={"x": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.log10, module.Log10, domains={"x": (0.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

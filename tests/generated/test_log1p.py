@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import log1p as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.log1p(x)
 
 
-CASE = Case(module.log1p, module.Log1p, domains={"x": (-1.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.log1p, module.Log1p, domains={"x": (-1.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import log2 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.log2(x)
 
 
-CASE = Case(module.log2, module.Log2, domains={"x": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.log2, module.Log2, domains={"x": (0.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import log_softmax as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim):
     return torch.log_softmax(x, dim)
 
 
-CASE = Case(module.log_softmax, module.LogSoftmax, domains={}, reference=reference)
+CASE = GradientCase(module.log_softmax, module.LogSoftmax, domains={}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import logaddexp as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.logaddexp(x, other)
 
 
-CASE = Case(module.logaddexp, module.Logaddexp, domains={}, reference=reference)
+CASE = GradientCase(module.logaddexp, module.Logaddexp, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import logit as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, eps=None):
     return torch.logit(x, eps)
 
 
-CASE = Case(module.logit, module.Logit, domains={"x": (0.0, 1.0), "eps": (0.001, 0.4)}, reference=reference)
+CASE = GradientCase(module.logit, module.Logit, domains={"x": (0.0, 1.0), "eps": (0.001, 0.4)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import logsigmoid as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.logsigmoid(x)
 
 
-CASE = Case(module.logsigmoid, module.Logsigmoid, domains={}, reference=reference)
+CASE = GradientCase(module.logsigmoid, module.Logsigmoid, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

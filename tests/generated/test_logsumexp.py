@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import logsumexp as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim, keepdim=False):
     return torch.logsumexp(x, dim, keepdim)
 
 
-CASE = Case(module.logsumexp, module.Logsumexp, domains={}, reference=reference)
+CASE = GradientCase(module.logsumexp, module.Logsumexp, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False)]
 
 

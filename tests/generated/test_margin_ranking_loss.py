@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import margin_ranking_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x1, x2, target, margin=0, reduction="mean"):
@@ -18,7 +18,7 @@ def reference(x1, x2, target, margin=0, reduction="mean"):
     )(torch.broadcast_shapes(x1.shape, x2.shape, target.shape))
 
 
-CASE = Case(module.margin_ranking_loss, module.MarginRankingLoss, domains={}, reference=reference)
+CASE = GradientCase(module.margin_ranking_loss, module.MarginRankingLoss, domains={}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

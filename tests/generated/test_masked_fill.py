@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import masked_fill as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, mask, value):
     return torch.masked_fill(x, mask, value)
 
 
-CASE = Case(module.masked_fill, module.MaskedFill, domains={}, reference=reference)
+CASE = GradientCase(module.masked_fill, module.MaskedFill, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

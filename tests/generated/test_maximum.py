@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import maximum as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.maximum(x, other)
 
 
-CASE = Case(module.maximum, module.Maximum, domains={}, reference=reference)
+CASE = GradientCase(module.maximum, module.Maximum, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

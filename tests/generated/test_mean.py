@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import mean as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.mean(x, dim, keepdim)
 
 
-CASE = Case(module.mean, module.Mean, domains={}, reference=reference)
+CASE = GradientCase(module.mean, module.Mean, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import minimum as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.minimum(x, other)
 
 
-CASE = Case(module.minimum, module.Minimum, domains={}, reference=reference)
+CASE = GradientCase(module.minimum, module.Minimum, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

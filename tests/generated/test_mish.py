@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import mish as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.mish(x)
 
 
-CASE = Case(module.mish, module.Mish, domains={}, reference=reference)
+CASE = GradientCase(module.mish, module.Mish, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import mse_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean"):
     return torch.nn.functional.mse_loss(x, target, reduction=reduction)
 
 
-CASE = Case(module.mse_loss, module.MseLoss, domains={}, reference=reference)
+CASE = GradientCase(module.mse_loss, module.MseLoss, domains={}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

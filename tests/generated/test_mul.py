@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import mul as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.mul(x, other)
 
 
-CASE = Case(module.mul, module.Mul, domains={}, reference=reference)
+CASE = GradientCase(module.mul, module.Mul, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

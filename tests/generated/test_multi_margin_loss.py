@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import multi_margin_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, p=1, margin=1, reduction="mean"):
@@ -31,7 +31,7 @@ def reference(x, target, weight, p=1, margin=1, reduction="mean"):
     )
 
 
-CASE = Case(module.multi_margin_loss, module.MultiMarginLoss, domains={"p": (1.0, 2.0)}, reference=reference)
+CASE = GradientCase(module.multi_margin_loss, module.MultiMarginLoss, domains={"p": (1.0, 2.0)}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

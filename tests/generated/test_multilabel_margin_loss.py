@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import multilabel_margin_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean"):
@@ -24,7 +24,7 @@ def reference(x, target, reduction="mean"):
     )
 
 
-CASE = Case(module.multilabel_margin_loss, module.MultilabelMarginLoss, domains={}, reference=reference)
+CASE = GradientCase(module.multilabel_margin_loss, module.MultilabelMarginLoss, domains={}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import multilabel_soft_margin_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, reduction="mean"):
     return torch.nn.functional.multilabel_soft_margin_loss(x, target, weight, reduction=reduction)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.multilabel_soft_margin_loss,
     module.MultilabelSoftMarginLoss,
     domains={"target": (0.0, 1.0)},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import nan_to_num as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, value=0, posinf=None, neginf=None):
     return torch.nan_to_num(x, value, posinf, neginf)
 
 
-CASE = Case(module.nan_to_num, module.NanToNum, domains={}, reference=reference)
+CASE = GradientCase(module.nan_to_num, module.NanToNum, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

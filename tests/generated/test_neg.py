@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import neg as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.neg(x)
 
 
-CASE = Case(module.neg, module.Neg, domains={}, reference=reference)
+CASE = GradientCase(module.neg, module.Neg, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import nll_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, weight, ignore_index=-100, reduction="mean"):
     return torch.nn.functional.nll_loss(x, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
-CASE = Case(module.nll_loss, module.NllLoss, domains={"weight": (0.25, 4.0)}, reference=reference)
+CASE = GradientCase(module.nll_loss, module.NllLoss, domains={"weight": (0.25, 4.0)}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

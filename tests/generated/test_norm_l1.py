@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import norm_l1 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.linalg.vector_norm(x, 1, dim, keepdim)
 
 
-CASE = Case(module.norm_l1, module.NormL1, domains={}, reference=reference)
+CASE = GradientCase(module.norm_l1, module.NormL1, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

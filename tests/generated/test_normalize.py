@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import normalize as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=1, eps=1e-12):
     return torch.nn.functional.normalize(x, 2.0, dim, eps)
 
 
-CASE = Case(module.normalize, module.Normalize, domains={"eps": (1e-12, 0.5)}, reference=reference)
+CASE = GradientCase(module.normalize, module.Normalize, domains={"eps": (1e-12, 0.5)}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

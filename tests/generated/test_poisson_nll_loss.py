@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import poisson_nll_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, log_input=True, full=False, eps=1e-8, reduction="mean"):
     return torch.nn.functional.poisson_nll_loss(x, target, log_input=log_input, full=full, eps=eps, reduction=reduction)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.poisson_nll_loss,
     module.PoissonNllLoss,
     domains={"target": (0.0, float("inf")), "eps": (1e-08, 0.1)},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import pow as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, exponent):
     return torch.pow(x, exponent)
 
 
-CASE = Case(module.pow, module.Pow, domains={}, reference=reference)
+CASE = GradientCase(module.pow, module.Pow, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

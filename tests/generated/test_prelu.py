@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import prelu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight):
     return torch.nn.functional.prelu(x, weight)
 
 
-CASE = Case(module.prelu, module.Prelu, domains={}, reference=reference)
+CASE = GradientCase(module.prelu, module.Prelu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import prod as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.prod(x, dim, keepdim) if dim is not None else torch.prod(x).reshape([1] * x.dim() if keepdim else [])
 
 
-CASE = Case(module.prod, module.Prod, domains={}, reference=reference)
+CASE = GradientCase(module.prod, module.Prod, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

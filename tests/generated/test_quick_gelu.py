@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import quick_gelu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return x * torch.sigmoid(1.702 * x)
 
 
-CASE = Case(module.quick_gelu, module.QuickGelu, domains={}, reference=reference)
+CASE = GradientCase(module.quick_gelu, module.QuickGelu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import reciprocal as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.reciprocal(x)
 
 
-CASE = Case(module.reciprocal, module.Reciprocal, domains={}, reference=reference)
+CASE = GradientCase(module.reciprocal, module.Reciprocal, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import reglu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(gate, up):
     return torch.relu(gate) * up
 
 
-CASE = Case(module.reglu, module.Reglu, domains={}, reference=reference)
+CASE = GradientCase(module.reglu, module.Reglu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import relu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.relu(x)
 
 
-CASE = Case(module.relu, module.Relu, domains={}, reference=reference)
+CASE = GradientCase(module.relu, module.Relu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

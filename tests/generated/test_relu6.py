@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import relu6 as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.relu6(x)
 
 
-CASE = Case(module.relu6, module.Relu6, domains={}, reference=reference)
+CASE = GradientCase(module.relu6, module.Relu6, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

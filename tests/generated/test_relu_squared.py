@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import relu_squared as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.relu(x) ** 2
 
 
-CASE = Case(module.relu_squared, module.ReluSquared, domains={}, reference=reference)
+CASE = GradientCase(module.relu_squared, module.ReluSquared, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

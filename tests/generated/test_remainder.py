@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import remainder as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.remainder(x, other)
 
 
-CASE = Case(module.remainder, module.Remainder, domains={"other": (1.0, 9.0)}, reference=reference)
+CASE = GradientCase(module.remainder, module.Remainder, domains={"other": (1.0, 9.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import rms_norm as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, weight, eps=1e-6, offset=0):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps) * ((1 if weight is None else weight) + offset)
 
 
-CASE = Case(module.rms_norm, module.RmsNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
+CASE = GradientCase(module.rms_norm, module.RmsNorm, domains={"eps": (1e-08, 0.1)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import round as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, decimals=0):
     return torch.round(x, decimals=decimals)
 
 
-CASE = Case(module.round, module.Round, domains={"decimals": (-3.0, 3.0)}, reference=reference)
+CASE = GradientCase(module.round, module.Round, domains={"decimals": (-3.0, 3.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import rsqrt as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.rsqrt(x)
 
 
-CASE = Case(module.rsqrt, module.Rsqrt, domains={"x": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.rsqrt, module.Rsqrt, domains={"x": (0.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import scale_mask as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, mask, scale=1, value=-float("inf")):
     return torch.where(mask, scale * x, value)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.scale_mask, module.ScaleMask, domains={"scale": (-4.0, 4.0), "value": (-8.0, 8.0)}, reference=reference
 )
 ATTRS = [dict()]

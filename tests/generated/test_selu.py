@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import selu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.selu(x)
 
 
-CASE = Case(module.selu, module.Selu, domains={}, reference=reference)
+CASE = GradientCase(module.selu, module.Selu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

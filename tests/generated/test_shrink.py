@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from generated.ops import shrink as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, bias=0, lambd=0.5):
     return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0 * x))
 
 
-CASE = Case(module.shrink, module.Shrink, domains={"bias": (-2.0, 2.0), "lambd": (0.0, 2.0)}, reference=reference)
+CASE = GradientCase(
+    module.shrink, module.Shrink, domains={"bias": (-2.0, 2.0), "lambd": (0.0, 2.0)}, reference=reference
+)
 ATTRS = [dict()]
 
 

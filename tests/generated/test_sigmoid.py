@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sigmoid as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.sigmoid(x)
 
 
-CASE = Case(module.sigmoid, module.Sigmoid, domains={}, reference=reference)
+CASE = GradientCase(module.sigmoid, module.Sigmoid, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

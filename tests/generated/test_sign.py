@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sign as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.sign(x)
 
 
-CASE = Case(module.sign, module.Sign, domains={}, reference=reference)
+CASE = GradientCase(module.sign, module.Sign, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import silu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.silu(x)
 
 
-CASE = Case(module.silu, module.Silu, domains={}, reference=reference)
+CASE = GradientCase(module.silu, module.Silu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sin as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.sin(x)
 
 
-CASE = Case(module.sin, module.Sin, domains={}, reference=reference)
+CASE = GradientCase(module.sin, module.Sin, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

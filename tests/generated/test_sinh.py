@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sinh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.sinh(x)
 
 
-CASE = Case(module.sinh, module.Sinh, domains={}, reference=reference)
+CASE = GradientCase(module.sinh, module.Sinh, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

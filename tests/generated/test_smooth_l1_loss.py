@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import smooth_l1_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean", beta=1):
     return torch.nn.functional.smooth_l1_loss(x, target, reduction=reduction, beta=beta)
 
 
-CASE = Case(module.smooth_l1_loss, module.SmoothL1Loss, domains={"beta": (0.0, 4.0)}, reference=reference)
+CASE = GradientCase(module.smooth_l1_loss, module.SmoothL1Loss, domains={"beta": (0.0, 4.0)}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

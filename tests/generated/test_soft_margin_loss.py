@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import soft_margin_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, target, reduction="mean"):
@@ -16,7 +16,7 @@ def reference(x, target, reduction="mean"):
     )(torch.broadcast_shapes(x.shape, target.shape))
 
 
-CASE = Case(module.soft_margin_loss, module.SoftMarginLoss, domains={}, reference=reference)
+CASE = GradientCase(module.soft_margin_loss, module.SoftMarginLoss, domains={}, reference=reference)
 ATTRS = [dict(reduction="none"), dict(reduction="mean"), dict(reduction="sum")]
 
 

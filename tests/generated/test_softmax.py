@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import softmax as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim):
     return torch.softmax(x, dim)
 
 
-CASE = Case(module.softmax, module.Softmax, domains={}, reference=reference)
+CASE = GradientCase(module.softmax, module.Softmax, domains={}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import softmin as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim):
     return torch.nn.functional.softmin(x, dim)
 
 
-CASE = Case(module.softmin, module.Softmin, domains={}, reference=reference)
+CASE = GradientCase(module.softmin, module.Softmin, domains={}, reference=reference)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import softplus as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, beta=1, threshold=20):
     return torch.nn.functional.softplus(x, beta, threshold)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.softplus, module.Softplus, domains={"beta": (0.125, 8.0), "threshold": (1.0, 40.0)}, reference=reference
 )
 ATTRS = [dict()]

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import softshrink as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, lambd=0.5):
     return torch.nn.functional.softshrink(x, lambd)
 
 
-CASE = Case(module.softshrink, module.Softshrink, domains={"lambd": (0.0, 2.0)}, reference=reference)
+CASE = GradientCase(module.softshrink, module.Softshrink, domains={"lambd": (0.0, 2.0)}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import softsign as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.softsign(x)
 
 
-CASE = Case(module.softsign, module.Softsign, domains={}, reference=reference)
+CASE = GradientCase(module.softsign, module.Softsign, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

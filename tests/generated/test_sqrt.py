@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sqrt as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.sqrt(x)
 
 
-CASE = Case(module.sqrt, module.Sqrt, domains={"x": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.sqrt, module.Sqrt, domains={"x": (0.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

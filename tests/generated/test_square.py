@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import square as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.square(x)
 
 
-CASE = Case(module.square, module.Square, domains={}, reference=reference)
+CASE = GradientCase(module.square, module.Square, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sub as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other, alpha=1):
     return torch.sub(x, other, alpha=alpha)
 
 
-CASE = Case(module.sub, module.Sub, domains={}, reference=reference)
+CASE = GradientCase(module.sub, module.Sub, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

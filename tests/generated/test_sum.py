@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sum as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.sum(x, dim, keepdim)
 
 
-CASE = Case(module.sum, module.Sum, domains={}, reference=reference)
+CASE = GradientCase(module.sum, module.Sum, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

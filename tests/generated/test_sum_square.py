@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import sum_square as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, keepdim=False):
     return torch.sum(x * x, dim, keepdim)
 
 
-CASE = Case(module.sum_square, module.SumSquare, domains={}, reference=reference)
+CASE = GradientCase(module.sum_square, module.SumSquare, domains={}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

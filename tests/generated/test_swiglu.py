@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import swiglu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(gate, up):
     return torch.nn.functional.silu(gate) * up
 
 
-CASE = Case(module.swiglu, module.Swiglu, domains={}, reference=reference)
+CASE = GradientCase(module.swiglu, module.Swiglu, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import tan as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.tan(x)
 
 
-CASE = Case(module.tan, module.Tan, domains={}, reference=reference)
+CASE = GradientCase(module.tan, module.Tan, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import tanh as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.tanh(x)
 
 
-CASE = Case(module.tanh, module.Tanh, domains={}, reference=reference)
+CASE = GradientCase(module.tanh, module.Tanh, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import tanhshrink as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.nn.functional.tanhshrink(x)
 
 
-CASE = Case(module.tanhshrink, module.Tanhshrink, domains={}, reference=reference)
+CASE = GradientCase(module.tanhshrink, module.Tanhshrink, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import threshold as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, threshold, value):
     return torch.nn.functional.threshold(x, threshold, value)
 
 
-CASE = Case(
+CASE = GradientCase(
     module.threshold, module.Threshold, domains={"threshold": (-2.0, 2.0), "value": (-2.0, 2.0)}, reference=reference
 )
 ATTRS = [dict(threshold=0.75, value=0.75)]

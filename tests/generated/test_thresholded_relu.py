@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from generated.ops import thresholded_relu as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, alpha=1):
     return torch.nn.functional.threshold(x, alpha, 0.0)
 
 
-CASE = Case(module.thresholded_relu, module.ThresholdedRelu, domains={"alpha": (-2.0, 2.0)}, reference=reference)
+CASE = GradientCase(
+    module.thresholded_relu, module.ThresholdedRelu, domains={"alpha": (-2.0, 2.0)}, reference=reference
+)
 ATTRS = [dict()]
 
 

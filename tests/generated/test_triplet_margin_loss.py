@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from generated.ops import triplet_margin_loss as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(anchor, positive, negative, margin=1, p=2, eps=1e-6, swap=False, reduction="mean"):
@@ -16,7 +16,7 @@ def reference(anchor, positive, negative, margin=1, p=2, eps=1e-6, swap=False, r
     )
 
 
-CASE = Case(
+CASE = GradientCase(
     module.triplet_margin_loss,
     module.TripletMarginLoss,
     domains={"p": (1.0, 4.0), "margin": (0.25, 4.0), "eps": (1e-06, 0.1)},

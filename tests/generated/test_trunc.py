@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import trunc as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x):
     return torch.trunc(x)
 
 
-CASE = Case(module.trunc, module.Trunc, domains={}, reference=reference)
+CASE = GradientCase(module.trunc, module.Trunc, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import var as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, dim=None, correction=1, keepdim=False):
     return torch.var(x, dim, correction=correction, keepdim=keepdim)
 
 
-CASE = Case(module.var, module.Var, domains={"correction": (0.0, 1.0)}, reference=reference)
+CASE = GradientCase(module.var, module.Var, domains={"correction": (0.0, 1.0)}, reference=reference)
 ATTRS = [dict(dim=-1, keepdim=True), dict(dim=0, keepdim=False), dict(dim=None, keepdim=True)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import where as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(condition, x, other):
     return torch.where(condition, x, other)
 
 
-CASE = Case(module.where, module.Where, domains={}, reference=reference)
+CASE = GradientCase(module.where, module.Where, domains={}, reference=reference)
 ATTRS = [dict()]
 
 

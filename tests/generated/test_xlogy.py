@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from generated.ops import xlogy as module
-from generated.runtime.testing import Case
+from generated.runtime.testing_gradients import GradientCase
 
 
 def reference(x, other):
     return torch.xlogy(x, other)
 
 
-CASE = Case(module.xlogy, module.Xlogy, domains={"other": (0.0, float("inf"))}, reference=reference)
+CASE = GradientCase(module.xlogy, module.Xlogy, domains={"other": (0.0, float("inf"))}, reference=reference)
 ATTRS = [dict()]
 
 

@@ -24,11 +24,12 @@ import generated  # noqa: E402
 from codegen.diagnostics import Report  # noqa: E402
 from codegen.loader import load  # noqa: E402
 from codegen.spec import OpSpec  # noqa: E402
-from generated.runtime import binding  # noqa: E402
+from generated.runtime import autograd, binding  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Launch, Meta, Plan  # noqa: E402
-from generated.runtime.testing import DEVICE, EPS, TORCH, Case  # noqa: E402
+from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
+from generated.runtime.testing_gradients import GradientCase  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -56,10 +57,10 @@ def specs() -> dict[str, OpSpec]:
     return found
 
 
-def case(name: str) -> Case:
+def case(name: str) -> GradientCase:
     """The op with its reference in torch, as the spec has it."""
     domains = {d.name: (d.low, d.high) for d in specs()[name].domain}
-    return Case(getattr(generated, name), op_class(name), domains)
+    return GradientCase(getattr(generated, name), op_class(name), domains)
 
 
 def reference(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Any:
@@ -536,7 +537,7 @@ def test_bf16_beside_float64(name: str) -> None:
     given = case(name).inputs("matrix", "bf16")
     wide = {n: v.double() if v.is_floating_point() else v for n, v in given.items()}
     first = tensors(name)[0].name
-    found, right = (case(name)._with_gradients(v, attrs_of(name), "f64") for v in ({**wide, first: given[first]}, wide))
+    found, right = (case(name)._results(v, attrs_of(name), "f64") for v in ({**wide, first: given[first]}, wide))
     for (key, got), want in zip(found.items(), right.values(), strict=True):
         if key.startswith("gradient"):
             assert got.dtype == (torch.bfloat16 if key == f"gradient of {first}" else torch.float64)
@@ -759,12 +760,12 @@ def test_launches_happen_on_the_tensors_own_device(backward: bool, monkeypatch: 
     if backward:
         monkeypatch.setattr(lib, "processors", {away: 132})
         monkeypatch.setattr(
-            binding, "_allocate", lambda metas, device, lib: {n: torch.empty(m.shape) for n, m in metas.items()}
+            binding, "allocate", lambda metas, device, lib: {n: torch.empty(m.shape) for n, m in metas.items()}
         )
         given = {"x": x, "y": Meta("f32", (3,), (1,)), "dy": x}
-        binding._backward(op, given, ["x"], away, lib)
+        autograd.run_backward(op, given, ["x"], away, lib)
     else:
-        binding._launch(op, op.plan_forward({"x": Meta("f32", (3,), (1,))}), {"x": x, "y": x}, {"x": x}, away, lib)
+        binding.launch(op, op.plan_forward({"x": Meta("f32", (3,), (1,))}), {"x": x, "y": x}, {"x": x}, away, lib)
     assert seen == [away] and entered == [away, None]
 
 

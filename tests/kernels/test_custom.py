@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,14 @@ torch = pytest.importorskip("torch")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+import generated  # noqa: E402
 from generated.runtime.abi import KernelAbi  # noqa: E402
+from generated.runtime.accesses import Accesses, accesses  # noqa: E402
 from generated.runtime.binding import call  # noqa: E402
 from generated.runtime.custom import CustomOp, Scratch  # noqa: E402
-from generated.runtime.elementwise import add_up, triton_dtype  # noqa: E402
+from generated.runtime.elementwise import triton_dtype  # noqa: E402
 from generated.runtime.plan import Given, Launch, Meta, Tensor  # noqa: E402
+from generated.runtime.sums import add_up  # noqa: E402
 from generated.runtime.testing import DEVICE  # noqa: E402
 from tests.kernels.test_packed import Host, same_bits  # noqa: E402
 
@@ -195,13 +199,41 @@ def narrow(
     tl.store(y_ptr, n)
 
 
+@triton.jit
+def put(at, n, BLOCK: tl.constexpr):
+    k = tl.arange(0, BLOCK)
+    tl.store(at + k, tl.load(at + k, mask=k < n), mask=k < n)
+
+
+@triton.jit
+def through(
+    x_ptr, weight_ptr, y_ptr, norm_ptr, n: tl.int64, factor: tl.float64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    where, other = (weight_ptr, x_ptr) if factor > 0 else (weight_ptr, norm_ptr)
+    put(where, n, BLOCK)
+
+
+@triton.jit
+def adding(
+    x_ptr, weight_ptr, y_ptr, norm_ptr, n: tl.int64, factor: tl.float64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    tl.store(norm_ptr, factor)
+    for k in range(0, n):
+        tl.atomic_add(y_ptr + k, tl.load(x_ptr + k))
+
+
 REFUSED = {
     "swapped": (unit_forward, swapped(WHOLE, "x_ptr", "weight_ptr"), 1,
                 "unit: kernel `unit_forward`: swapped: weight_ptr where the kernel has x_ptr; x_ptr where the kernel has weight_ptr"),
     "missing": (unit_forward, {n: v for n, v in WHOLE.items() if n != "n"}, 1, "unit: kernel `unit_forward`: missing: n; surplus: none"),
     "surplus": (unit_forward, {**WHOLE, "m": 3}, 1, "unit: kernel `unit_forward`: missing: none; surplus: m"),
     "no tensor": (unit_forward, {**WHOLE, "y_ptr": "z"}, 1, "unit: kernel `unit_forward`: `y_ptr`: `z` is no tensor of the op"),
-    "not written": (unit_forward, {**WHOLE, "y_ptr": "x"}, 1, "unit: no launch of `lower` writes `y`"),
+    "an input written": (unit_forward, {**WHOLE, "y_ptr": "x"}, 1, "unit: kernel `unit_forward`: `y_ptr`: it writes `x`, which is not its to write"),
+    "input and output swapped": (unit_forward, {**WHOLE, "x_ptr": "y", "y_ptr": "x"}, 1,
+                                 "unit: kernel `unit_forward`: `x_ptr`: it reads `y`, which nothing has written before"),
+    "written through another kernel": (through, WHOLE, 1, "unit: kernel `through`: `weight_ptr`: it writes `weight`, which is not its to write"),
+    "added to": (adding, WHOLE, 1, "unit: kernel `adding`: `y_ptr`: it reads `y`, which nothing has written before"),
+    "not written": (unit_forward, {**WHOLE, "norm_ptr": None}, 1, "unit: no launch of `lower` writes `norm`"),
     "not annotated": (unannotated, WHOLE, 1, "unit: kernel unannotated: `n` needs an annotation: tl.int64, tl.float64 or tl.constexpr"),
     "narrow": (narrow, WHOLE, 1, "unit: kernel narrow: `n` needs an annotation"),
     "no number": (unit_forward, {**WHOLE, "n": 1.5}, 1, "unit: kernel `unit_forward`: `n` is 1.5; it takes a whole number"),
@@ -247,11 +279,110 @@ def test_a_gradient_that_no_launch_writes_is_refused() -> None:
         call(Lazy(factor=1.0), {"x": x, "weight": weight}).sum().backward()
 
 
+@triton.jit
+def counting(x_ptr, count_ptr, y_ptr, n: tl.int64):
+    k = tl.program_id(0)
+    tl.store(y_ptr + k, tl.load(x_ptr + k) + tl.load(count_ptr))
+    tl.store(count_ptr, tl.load(count_ptr) + 1)
+
+
+class Counting(CustomOp):
+    """Adds what a buffer counts, which counts on in training."""
+
+    name = "counting"
+    inputs = (Tensor("x", "N"),)
+    buffers = (Tensor("count", "1", init=0),)
+    outputs = (Tensor("y", "N"),)
+    kinds = {"training": ("yes", "no")}
+    updates = {"count": {"training": ("yes",)}}
+
+    def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
+        return [self.launch(counting, 1, x_ptr="x", count_ptr="count", y_ptr="y", n=1)]
+
+
+def test_a_buffer_is_written_where_updates_say_so_and_nowhere_else() -> None:
+    x, count = torch.ones(1, device=DEVICE), torch.zeros(1, device=DEVICE)
+    assert call(Counting(training="yes"), {"x": x, "count": count}).item() == 1
+    assert count.item() == 1 and count._version == 1
+    with pytest.raises(
+        TypeError,
+        match="counting: kernel `counting`: `count_ptr`: it writes the buffer `count`, which `updates` leaves",
+    ):
+        call(Counting(training="no"), {"x": x, "count": count})
+
+    class Silent(Counting):
+        updates = {}
+
+    with pytest.raises(TypeError, match="it writes the buffer `count`, which is not in `updates`"):
+        call(Silent(training="yes"), {"x": x, "count": count})
+
+
+def test_scratch_is_written_before_it_is_read() -> None:
+    class Hasty(Unit):
+        def lower_backward_source(self, given: Any, grads: Any, multiprocessors: int) -> Sequence[Launch]:
+            return super().lower_backward_source(given, grads, multiprocessors)[::-1]
+
+    x, weight = tensors()
+    with pytest.raises(
+        TypeError, match="kernel `sum_partials`: `part_ptr`: it reads `parts`, which nothing has written before"
+    ):
+        call(Hasty(factor=1.0), {"x": x, "weight": weight}).sum().backward()
+
+
+def test_an_op_without_gradients_says_why_it_has_no_backward() -> None:
+    op, x = Counting(training="no"), Meta("f32", (1,), (1,))
+    assert not op.has_backward
+    with pytest.raises(TypeError, match="counting has no backward: it declares no `gradients`"):
+        op.plan_backward({"x": x, "y": x, "dy": x}, ("x",), 2)
+
+
+def test_what_a_kernel_accesses_is_read_off_its_source() -> None:
+    assert accesses(counting) == Accesses(frozenset({"count_ptr", "y_ptr"}), frozenset({"x_ptr", "count_ptr"}))
+    assert accesses(unit_forward) == Accesses(frozenset({"y_ptr", "norm_ptr"}), frozenset({"x_ptr", "weight_ptr"}))
+    assert accesses(through) == Accesses(frozenset({"weight_ptr"}), frozenset({"weight_ptr"}))
+    assert accesses(adding) == Accesses(frozenset({"norm_ptr", "y_ptr"}), frozenset({"x_ptr", "y_ptr"}))
+
+
+def test_what_every_kernel_of_the_package_stores_to_is_what_its_op_writes() -> None:
+    """The reading of sources, held to hundreds of kernels whose pointers say by their names what they are."""
+    seen = 0
+    for name in dir(generated):
+        module = importlib.import_module(f"generated.ops.{name}")
+        op = next(v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
+        given = {t.name for t in op.tensors.fget(op)} - {*op.updates}
+        passed = {n for n, _ in getattr(op, "equals", {}).items()}
+        for direction, results in (
+            ("forward", [t.name for t in op.outputs]),
+            ("backward", [f"d{n}" for n in getattr(op, "gradients", ())]),
+        ):
+            kept = given | (
+                {t.name for t in op.outputs} | {f"d{t.name}" for t in op.outputs} if direction == "backward" else set()
+            )
+            kernels = [
+                k for s in getattr(op, direction, ()) for k in (s.kernel, getattr(s, "finish", None)) if k is not None
+            ]
+            written = set().union(*(accesses(k.function).written for k in kernels))
+            assert written.isdisjoint(f"{n}_ptr" for n in kept), (name, direction)
+            stems = {p.removesuffix("_ptr").removesuffix("_sum").removesuffix("_part") for p in written}
+            assert not kernels or stems >= {*results} - {f"d{n}" for n in passed}, (name, direction)
+            seen += len(kernels)
+    assert seen > 200
+
+
 DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no outputs": ({"outputs": ()}, "odd: it has no outputs"),
     "no lower": ({"lower": CustomOp.lower}, "odd: it has no `lower`"),
     "no backward": ({"lower_backward_source": CustomOp.lower_backward_source}, "odd: it has gradients, but no `lower_backward_source`"),
     "an unknown gradient": ({"gradients": ("y",)}, "odd: `y` of its gradients is no tensor that it has there"),
+    "an update of nothing": ({"updates": {"cuont": {}}}, "odd: `cuont` of its updates is none of its buffers"),
+    "an update of an input": ({"updates": {"x": {}}}, "odd: `x` of its updates is none of its buffers"),
+    "an unknown choice": (
+        {"buffers": (Tensor("count", "N"),), "updates": {"count": {"mode": ("a",)}}},
+        "odd: `mode`, under which it updates `count`, is no choice among its kinds",
+    ),
+    "two of a name": ({"outputs": (Tensor("x", "B, N"),)}, "odd: two of its tensors are called `x`"),
+    "the name of a gradient": ({"buffers": (Tensor("dx", "N"),)}, "odd: its tensor `dx` has the name of the gradient of `x`"),
+    "the name of a cotangent": ({"buffers": (Tensor("dy", "N"),)}, "odd: its tensor `dy` has the name of the gradient of `y`"),
     "an unknown residual": ({"residuals": ("z",)}, "odd: `z` of its residuals is no tensor that it has there"),
 }  # fmt: skip
 

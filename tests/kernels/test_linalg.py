@@ -236,7 +236,7 @@ def test_launches_from_a_packed_buffer_give_the_bits_of_the_torch_path(
 ) -> None:
     from generated.runtime import binding
 
-    monkeypatch.setattr(binding._Torch, "multiprocessors", lambda self, device: 2)
+    monkeypatch.setattr(binding.Torch, "multiprocessors", lambda self, device: 2)
     function, op, shapes = OPS[name]
     given = {
         n: torch.randint(0, 9, s).to(DEVICE) if n == "idx" else values(s, dtype, "dense", k) if s else None

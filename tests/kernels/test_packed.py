@@ -128,7 +128,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path plans for as many as the host here does."""
     from generated.runtime import binding
 
-    monkeypatch.setattr(binding._Torch, "multiprocessors", lambda self, device: PROCESSORS)
+    monkeypatch.setattr(binding.Torch, "multiprocessors", lambda self, device: PROCESSORS)
 
 
 @pytest.mark.parametrize("name", OPS)
