@@ -6,7 +6,7 @@ Takes a folder to begin at, returns the project's root and a frozen `Config`, or
     specs = ["specs"]             # folders of *.yaml
     output = "generated"          # the folder of the package that is written
     package = "generated"         # its import name; the last part of `output` by default
-    mode = "training"             # or "inference": no backward kernels
+    mode = "training"             # or "inference": nothing of a backward, no optimizers
     tests = "tests/generated"     # the folder of the tests that are written
 """
 

@@ -88,7 +88,7 @@ class GradientCase(Case):
             bool(getattr(self.op, "sliced", ())) or not aligned or not self.op.elementwise
         )  # elements do not line up: the sum is compared
         direction = (
-            torch.rand(x.shape, generator=torch.Generator().manualseed_of(9), dtype=torch.float64).to(x.device) + 0.5
+            torch.rand(x.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(x.device) + 0.5
         )
 
         def moved(h: float) -> list[torch.Tensor]:

@@ -38,13 +38,3 @@ def test_it_checks_clean(project: Path) -> None:
 def test_its_own_tests_pass(project: Path) -> None:
     done = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "checks", cwd=project)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-def test_an_inference_package_has_no_backward(project: Path) -> None:
-    folder = project.parent / f"{project.name}-inference"
-    shutil.copytree(ROOT / "tests/scratch", folder / "ops")
-    (folder / "pyproject.toml").write_text('[tool.pullback]\nspecs = ["ops"]\nmode = "inference"\n')
-    done = run("-m", "codegen", "generate", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for path in (folder / "generated/ops").glob("*.py"):
-        assert "backward" not in path.read_text() and "gradients" not in path.read_text(), path
