@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from codegen import autodiff
 from codegen.diagnostics import Report
-from codegen.ir import Graph, Node, Target, pretty, spell, walk
+from codegen.ir import Bound, Graph, Node, Target, pretty, spell, walk
 from codegen.lower import StageText
 from codegen.lower_rows import lowered
 from codegen.primitives import TABLE
@@ -50,7 +50,7 @@ def explain(op: OpSpec, report: Report) -> str:
     variant, graph = verdict.graphs[0]
     if graph.outputs:
         title = f"Forward ({variant})" if variant.values else "Forward"
-        parts.append(_section(title, pretty(graph.bindings, graph.outputs)))
+        parts.append(_section(title, pretty(_read(graph), graph.outputs)))
     if graph.updates:
         parts.append(_section("Update", pretty(graph.update_let, graph.updates, graph.bindings)))
     if graph.gradients:
@@ -58,6 +58,13 @@ def explain(op: OpSpec, report: Report) -> str:
         parts.append(_section("Derived gradient", _derived(graph)))
     parts += [_verdict(verdict), _safety(verdict), _residuals(verdict), _plan(verdict, report)]
     return "\n\n".join(p for p in parts if p)
+
+
+def _read(graph: Graph) -> list[Bound]:
+    """The statements of a forward that something reads in this variant."""
+    targets = (*graph.outputs, *graph.updates, *graph.gradients)
+    used = {node.serial for node in walk(t.node for t in targets if t.node is not None)}
+    return [b for b in graph.bindings if b.node.serial in used and (b.node.op != "const" or b.node.args)]
 
 
 def _section(title: str, text: str) -> str:
@@ -158,7 +165,9 @@ def plan_text(plan: OpPlan) -> str:
             lines += _launches(plan, direction, stages)
         if direction == "forward" and plan.saved and module.backward:
             names = ", ".join(f"{t.name} in {_DTYPES.get(t.dtype, t.dtype)}" for t in plan.saved)
-            lines.append(f"  kept for the backward, if a gradient is wanted: {names}, fewer values than the operands")
+            lines.append(
+                f"  kept for the backward, if a gradient is wanted: {names}; fewer values than the operands have"
+            )
     for name, cotangent, test in module.passes:
         lines.append(
             f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"
@@ -179,28 +188,34 @@ def plan_text(plan: OpPlan) -> str:
 
 
 def _launches(plan: OpPlan, direction: str, stages: Sequence[StageText]) -> list[str]:
-    """The launches of a direction, stage by stage: what each reads, allocates and writes."""
-    total = f"{len(stages)} launches" if len(stages) > 1 else "1 launch"
-    lines = []
-    for number, text in enumerate(stages):
+    """The launches of a direction, stage by stage: what each reads and writes, and how it walks."""
+    lines = [f"{direction}: {len(stages)} launches" if len(stages) > 1 else f"{direction}: 1 launch"]
+    for text in stages:
         stage = text.stage
         if stage.nest == "step":
-            lines.append(f"step: 1 launch for all tensors of the same dtypes and choices, {text.kernel.name}: reads {', '.join(stage.reads)}; "
-                         f"writes {', '.join(stage.stored)} in place")  # fmt: skip
+            lines = [f"step: 1 launch for all tensors of the same dtypes and choices, {text.kernel.name}: reads {', '.join(stage.reads)}; "
+                     f"writes {', '.join(stage.stored)} in place"]  # fmt: skip
             lines.append(f"  numbers, read from a table on the device: {', '.join(text.kernel.numbers) or 'none'}")
             continue
-        head = f"{direction}: {total}, " if number == 0 else "  then "
-        writes = ", ".join(stage.stored)
-        tail = ", each only if it is needed" if direction == "backward" else ""
         when = " and ".join(f"{n} is {' or '.join(v)}" for n, v in text.when)
         lines.append(
-            f"{head}{text.kernel.name}{f' (if {when})' if when else ''}: reads {', '.join(stage.reads) or 'nothing'}; allocates and writes {writes}{tail}"
+            f"  {text.kernel.name}{f', only if {when}' if when else ''}: reads {', '.join(stage.reads) or 'nothing'}; {_written(plan, stage, direction)}"
         )
-        lines += _rows(plan, text) if stage.nest == "rows" else []
+        lines += [f"  {line}" for line in (_rows(plan, text) if stage.nest == "rows" else [])]
         if stage.summed:
-            lines.append(f"  where {', '.join(stage.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
+            lines.append(f"    where {', '.join(stage.summed)} is broadcast its gradient is summed in the same pass into f32 partials, one launch a pattern of "
                          "broadcasting, and one more, sum_partials, where a sum has several parts")  # fmt: skip
     return lines
+
+
+def _written(plan: OpPlan, stage: Stage, direction: str) -> str:
+    """What a stage writes: new tensors, and buffers in place."""
+    buffers = {t.name for t in plan.op.buffers}
+    new, own = [n for n in stage.stored if n not in buffers], [n for n in stage.stored if n in buffers]
+    words = (
+        [f"writes {', '.join(new)}{', each only if it is needed' if direction == 'backward' else ''}"] if new else []
+    )
+    return " and ".join([*words, *([f"updates {', '.join(own)} in place"] if own else [])])
 
 
 def _rows(plan: OpPlan, text: StageText) -> list[str]:
@@ -209,9 +224,17 @@ def _rows(plan: OpPlan, text: StageText) -> list[str]:
     order = [a for a in plan.graphs[0][1].axes]
     along, each = (", ".join(a for a in order if a in axes) for axes in (stage.reduced, stage.kept))
     count = len(getattr(kernel, "passes", ()))
-    lines = [
-        f"  rows along ({along}), one for each of ({each}): a row is read once where it fits in a tile, else {'once' if count == 1 else f'{count} times'}"
-    ]
+    whole = (
+        f"a row runs along ({along}), and there is one for each of ({each})"
+        if each
+        else f"everything along ({along}) is one row"
+    )
+    long = (
+        "once too, in steps"
+        if count == 1
+        else f"{count} times, in steps: what one pass has summed up the next one needs"
+    )
+    lines = [f"  {whole}; one that fits in a tile is read once, a longer one {long}"]
     names = {
         b.node.serial: b.name for p in stage.parts for b in (*p.graph.bindings, *p.graph.let) if b.node.op != "read"
     }
@@ -227,7 +250,7 @@ def _rows(plan: OpPlan, text: StageText) -> list[str]:
         )
     handed = [t.name for t in plan.scratch if t.name in stage.stored]
     if handed:
-        lines.append(f"  handed to the next stage: {', '.join(handed)}")
+        lines.append(f"  {', '.join(handed)}: scratch, for the next launch")
     if stage.partial:
         lines.append(
             f"  {', '.join(stage.partial)}: each program adds up its rows and writes one partial row; one launch of sum_partials each adds these, always in the same order"
