@@ -75,7 +75,7 @@ def _function() -> Any:
             )
             everything = {**given, **outputs}
             # A buffer that this call has overwritten is not what its backward reads.
-            written = op.plan_forward(ctx.metas).updated if op.updates else ()
+            written = op.updated(ctx.metas) if op.updates else ()
             kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor) and n not in written]
             ctx.kept = kept
             ctx.output_metas = {n: m for n, m in binding.metas_of(outputs, lib).items()}

@@ -89,6 +89,10 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
     Raises:
         TypeError, ValueError: naming op and argument: a wrong type, dtype, device or shape.
     """
+    if isinstance(op, type):
+        raise TypeError(
+            f"{op.name}: `call` was given the class; it takes an instance, which holds the attrs: {op.__name__}(...)"
+        )
     if _found is None and (graph := recording(given)) is not None:
         return graph.record(op, given)
     lib = torch_library()

@@ -40,6 +40,9 @@ class CustomOp(CustomForward, DifferentiableOp):
     @classmethod
     def check_declaration(cls) -> None:
         super().check_declaration()
+        for member, value in (("gradients", cls.gradients), ("residuals", cls.residuals)):
+            if not isinstance(value, tuple):
+                raise TypeError(f"{cls.name}: its `{member}` are {value!r:.60}; they are a tuple of names")
         arguments = [t.name for t in (*cls.inputs, *cls.params)]
         every = [*arguments, *(t.name for t in (*cls.buffers, *cls.outputs, *cls.saved))]
         if cls.gradients and cls.lower_backward_source is CustomOp.lower_backward_source:
@@ -75,6 +78,8 @@ class CustomOp(CustomForward, DifferentiableOp):
         known = {n: v for n, v in given.items() if n not in grads}
         written = [n for n, m in grads.items() if has_elements(m)]
         asked = {n: grads[n] for n in written}
+        if written:
+            self._require_dense({n: v for n, v in known.items() if n in {*self.residuals, *cotangents}})
         launches = self.lower_backward_source(known, asked, multiprocessors) if written else ()
         metas = {n: m for n, m in {**known, **grads}.items() if isinstance(m, Meta)}
         readable = {*self.residuals, *cotangents, *written}

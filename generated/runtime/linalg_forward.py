@@ -215,6 +215,7 @@ def accumulated(dtype: str) -> str:
 class Product(CustomOp):
     """What products share: the dtypes and the precision of their factors and sums."""
 
+    strided = True
     kinds = {"precision": ("ieee", "tf32")}
 
     def _dtypes(self, dtype: str) -> dict[str, Any]:
@@ -229,6 +230,8 @@ class Product(CustomOp):
 
 class Rows(CustomOp):
     """What ops over rows share: the merged dims of `...`."""
+
+    strided = True
 
     def _rows(self, given: Mapping[str, Given], *names: str) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]], int]:
         """The sizes of the rows as kernels take them, strides of each tensor over them and its last dim, and how many there are."""

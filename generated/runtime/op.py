@@ -141,7 +141,7 @@ class RuntimeOp:
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         compute = self.compute_dtype(given)
-        updated = self._updated(given)
+        updated = self.updated(given)
         wanted = {t.name: self.output_dtype(t, given, compute) for t in (*self.outputs, *self.saved, *self.scratch)}
         declared = {t.name: t for t in (*self.tensors, *self.outputs, *self.saved, *self.scratch)}
         call = Call(self, dict(given), declared, wanted, compute)
@@ -180,7 +180,7 @@ class RuntimeOp:
         whole = _broadcast([metas[n].shape for n in free])
         return {n: whole if n in free else m.shape for n, m in metas.items() if len(m.shape) >= layout.RANK}
 
-    def _updated(self, given: Mapping[str, Given]) -> list[str]:
+    def updated(self, given: Mapping[str, Given]) -> list[str]:
         """The buffers that are given and written in place."""
         choices = self.choices()
         return [

@@ -34,7 +34,7 @@ _CLASSES = {
 
 
 class TooManyDims(ShapeError):
-    """More merged dims than a kernel takes: the caller copies the operands that are not dense."""
+    """More merged dims than a kernel takes, as a kernel of dense memory alone: the caller copies the operands that are not dense."""
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,9 @@ class Builder:
             return op.plan_forward(self.given(names))
         except TooManyDims:
             for tensor, name in names.items():
-                if isinstance(name, str) and self.meta(name) != dense_meta(self.meta(name)):
+                if not isinstance(name, str) or tensor in op.updates:  # what is written in place is no copy
+                    continue
+                if self.meta(name) != dense_meta(self.meta(name)):
                     names[tensor] = self.dense(self.program.forward, name, f"{label}: dense memory")
             return op.plan_forward(self.given(names))
 

@@ -6,10 +6,12 @@ them. A launch writes what is the op's to write, and reads nothing that no launc
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from . import layout
 from .abi import KernelAbi, Param
@@ -17,10 +19,15 @@ from .accesses import accesses
 from .layout import ShapeError
 from .op import RuntimeOp
 from .plan import WARPS, Given, Kernel, Launch, Meta, Plan, Tensor, TooManyDims
-from .views import dense_strides
+from .views import ITEM_SIZES, dense_strides, is_dense
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """What CUDA and HIP take of a grid."""
+_WARPS = (1, 2, 4, 8, 16, 32)
+"""What Triton takes, up to the 1024 threads of a program."""
+_TENSORS = ("inputs", "params", "buffers", "outputs", "saved")
+"""Members that declare tensors."""
+_KIND = re.compile(r"(float|int|bool)(\?)?")
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class CustomForward(RuntimeOp):
     dtypes and attrs: `lower` must depend on nothing else.
     """
 
+    strided: ClassVar[bool] = False
+    """Whether its kernels take operands as they lie, by the strides that `given` has. Else what is not row-major is copied before."""
     without = "it declares no `gradients`, or the package was generated for inference"
 
     def __init__(self, /, **attrs: Any) -> None:
@@ -61,7 +70,8 @@ class CustomForward(RuntimeOp):
     @classmethod
     def check_declaration(cls) -> None:
         """Raises TypeError where the class is not whole, when it is made."""
-        every = [t.name for t in (*cls.inputs, *cls.params, *cls.buffers, *cls.outputs, *cls.saved)]
+        cls._check_members()
+        every = [t.name for member in _TENSORS for t in getattr(cls, member)]
         twice = next((n for k, n in enumerate(every) if n in every[:k]), None)
         if twice is not None:
             raise TypeError(f"{cls.name}: two of its tensors are called `{twice}`")
@@ -78,6 +88,27 @@ class CustomForward(RuntimeOp):
                     raise TypeError(
                         f"{cls.name}: `{choice}`, under which it updates `{name}`, is no choice among its kinds"
                     )
+
+    @classmethod
+    def _check_members(cls) -> None:
+        """Raises TypeError where a member is not of its kind."""
+        for member in _TENSORS:
+            value = getattr(cls, member)
+            if not isinstance(value, tuple) or not all(isinstance(t, Tensor) for t in value):
+                what = f"one Tensor, `{value.name}`" if isinstance(value, Tensor) else f"{value!r:.60}"
+                raise TypeError(f"{cls.name}: its `{member}` are {what}; they are a tuple: `(Tensor(...),)`")
+        if not isinstance(cls.kinds, Mapping):
+            raise TypeError(f"{cls.name}: its `kinds` are {cls.kinds!r:.60}; they are a dict, by the names of attrs")
+        for name, kind in cls.kinds.items():
+            if isinstance(kind, tuple):
+                known = bool(kind) and all(isinstance(c, str) for c in kind)
+            else:
+                known = isinstance(kind, str) and _KIND.fullmatch(kind) is not None
+            if not known:
+                raise TypeError(
+                    f"{cls.name}: the kind of `{name}` is {kind!r:.40}; kinds: 'float', 'int', 'bool', with '?' where it "
+                    "may be None, or a tuple of choices"
+                )
 
     def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
         """The launches of the forward, in order.
@@ -104,9 +135,14 @@ class CustomForward(RuntimeOp):
 
         Raises:
             TypeError: of an argument that is swapped, missing, surplus or of another kind, naming op, kernel and argument.
-            ValueError: of a grid that no device takes.
+            ValueError: of a grid or a number of warps that no device takes.
         """
-        where = f"{self.name}: kernel `{kernel.fn.__name__}`"
+        function = getattr(kernel, "fn", None)
+        if not inspect.isfunction(function):
+            own = getattr(kernel, "__name__", repr(kernel))
+            raise TypeError(f"{self.name}: kernel `{own:.60}` is no function under `@triton.jit` itself")
+        where = f"{self.name}: kernel `{function.__name__}`"
+        _check_options(where, warps, stages, [n for n in arguments if n not in inspect.signature(function).parameters])
         try:
             known = Kernel.of(kernel)
         except TypeError as error:
@@ -122,6 +158,7 @@ class CustomForward(RuntimeOp):
             if param.role != "ptr":
                 values[param.name] = _value(where, param, value)
             elif isinstance(value, Scratch):
+                _check_scratch(f"{where}: `{param.name}`", value)
                 pointers[param.name], scratch[value.name] = value.name, value.meta
             elif isinstance(value, str):
                 pointers[param.name] = value
@@ -174,16 +211,42 @@ class CustomForward(RuntimeOp):
         for tensor in (*self.outputs, *self.saved):
             shape = self._shape(tensor, extents, known)
             if shape is None:
-                raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments")
+                why = ": `...` alone may be broadcast, unless it is declared `broadcast=False`" if tensor.broadcast else ""
+                raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments{why}")
             made[tensor.name] = Meta(self.output_dtype(tensor, given, compute), shape, dense_strides(shape))
-        updated = self._updated(given)
+        updated = self.updated(given)
         written = [n for n, m in {**given, **made}.items() if (n in made or n in updated) and has_elements(m)]
+        if written:
+            self._require_dense(given)
         launches = self.lower(given, made) if written else ()
         metas = {n: m for n, m in {**given, **made}.items() if isinstance(m, Meta)}
         own = {t.name for t in (*self.tensors, *self.outputs, *self.saved)}
         launches, scratch = self._checked("lower", launches, metas, own, written)
         outputs, saved = ({t.name: made[t.name] for t in ts} for ts in (self.outputs, self.saved))
         return Plan(outputs, scratch, launches, compute, (), saved, tuple(updated), {**metas, **scratch})
+
+    def _require_dense(self, given: Mapping[str, Given]) -> None:
+        """Raises where an operand is not row-major, unless the kernels take strides.
+
+        Raises:
+            TooManyDims: of what may be copied.
+            ValueError: of a buffer that is written in place.
+        """
+        if self.strided:
+            return
+        updated = self.updated(given)
+        for name, meta in given.items():
+            if not isinstance(meta, Meta) or is_dense(meta.shape, meta.strides):
+                continue
+            lies = f"{self.name}: `{name}` is of shape {meta.shape} with strides {meta.strides}"
+            if name in updated:
+                raise ValueError(f"{lies}; it is written in place, and these kernels take dense memory")
+            raise TooManyDims(f"{lies}; its kernels take dense memory: copy it, or declare `strided = True`")
+
+    def _many(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
+        """What is not dense is copied, with its shape: nothing is stretched. What is written in place is not copied."""
+        metas = {n: m for n, m in given.items() if isinstance(m, Meta) and n not in self.updates}
+        return {n: m.shape for n, m in metas.items() if not is_dense(m.shape, m.strides)}
 
     def _checked(self, method: str, launches: Sequence[Launch], metas: Mapping[str, Meta], there: Collection[str],
                  written: Sequence[str]) -> tuple[tuple[Launch, ...], dict[str, Meta]]:  # fmt: skip
@@ -193,6 +256,8 @@ class CustomForward(RuntimeOp):
             there: the tensors that they may name, of which those in `metas` have memory.
             written: what must be written; of the others only scratch may be.
         """
+        if not isinstance(launches, (list, tuple)) or not all(isinstance(x, Launch) for x in launches):
+            raise TypeError(f"{self.name}: `{method}` gives {launches!r:.60}; it gives a list of launches")
         scratch = self._scratch(launches, metas)
         fresh = {*written, *scratch} - {*self.updates}
         """What holds nothing yet."""
@@ -269,10 +334,36 @@ def _value(where: str, param: Param, value: Any) -> Any:
     return float(value) if param.role == "f64" else value
 
 
-def _grid(where: str, grid: int | tuple[int, ...]) -> tuple[int, int, int]:
-    given = (grid,) if isinstance(grid, int) else tuple(grid)
+def _check_options(where: str, warps: Any, stages: Any, unknown: Sequence[str]) -> None:
+    """Holds what Triton is told beside the arguments to what it takes; `unknown` are arguments that the kernel has not."""
+    for name in unknown:
+        if name in ("num_warps", "num_stages"):
+            raise TypeError(f"{where}: `{name}` is called `{name.removeprefix('num_')}` here")
+    for name, value in (("warps", warps), ("stages", stages)):
+        if type(value) is not int:
+            raise TypeError(f"{where}: `{name}` is {value!r:.40}; it takes a whole number")
+    if warps not in _WARPS:
+        raise ValueError(f"{where}: `warps` is {warps}; it takes {', '.join(map(str, _WARPS))}")
+    if stages < 0:
+        raise ValueError(f"{where}: `stages` is {stages}; it takes 1 and more, or 0: as Triton has it")
+
+
+def _check_scratch(where: str, scratch: Scratch) -> None:
+    if scratch.dtype not in ITEM_SIZES:
+        raise TypeError(
+            f"{where}: the scratch `{scratch.name}` is of dtype {scratch.dtype!r:.40}; dtypes: {', '.join(ITEM_SIZES)}"
+        )
+    shape = scratch.shape
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+        raise TypeError(f"{where}: the scratch `{scratch.name}` is of shape {shape!r:.60}; it takes a tuple of extents")
+
+
+def _grid(where: str, grid: Any) -> tuple[int, int, int]:
+    given = grid if isinstance(grid, (tuple, list)) else (grid,)
+    if not all(type(n) is int for n in given):
+        raise TypeError(f"{where}: a grid of {grid!r:.60}; it is a whole number, or a tuple of up to three")
     whole = (*given, 1, 1, 1)[:3]
-    if len(given) > 3 or not all(1 <= n <= most for n, most in zip(whole, _MOST_PROGRAMS)):
+    if not 1 <= len(given) <= 3 or not all(1 <= n <= most for n, most in zip(whole, _MOST_PROGRAMS)):
         raise ValueError(f"{where}: a grid of {grid}; a device takes 1 to {' by '.join(map(str, _MOST_PROGRAMS))}")
     return whole[0], whole[1], whole[2]
 

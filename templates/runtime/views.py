@@ -39,3 +39,8 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements lie row-major and without gaps; the stride of a dim of extent 1 says nothing."""
+    return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense_strides(shape)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from generated.runtime.accesses import Accesses, accesses  # noqa: E402
 from generated.runtime.binding import call  # noqa: E402
 from generated.runtime.custom import CustomOp, Scratch  # noqa: E402
 from generated.runtime.elementwise import triton_dtype  # noqa: E402
-from generated.runtime.plan import Given, Launch, Meta, Tensor  # noqa: E402
+from generated.runtime.graph import Init, SymTensor  # noqa: E402
+from generated.runtime.plan import Given, Launch, Meta, Tensor, cdiv  # noqa: E402
 from generated.runtime.sums import add_up  # noqa: E402
 from generated.runtime.testing import DEVICE  # noqa: E402
 from tests.kernels.test_packed import Host, same_bits  # noqa: E402
@@ -175,9 +177,119 @@ def test_axes_are_checked_as_in_a_generated_op() -> None:
         Unit(scale=2.0)
 
 
+# ---------------------------------------------------------------------------------------------- operands that are not dense
+
+
+@triton.jit
+def flat(x_ptr, other_ptr, y_ptr, n: tl.int64, BLOCK: tl.constexpr):
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(
+        y_ptr + k, tl.load(x_ptr + k, mask=k < n, other=0.0) * tl.load(other_ptr + k, mask=k < n, other=0.0), mask=k < n
+    )
+
+
+class Times(CustomOp):
+    """x * other, of one shape, by a kernel that knows of no strides."""
+
+    name = "times"
+    inputs = (Tensor("x", "...", broadcast=False), Tensor("other", "...", broadcast=False))
+    outputs = (Tensor("y", "...", broadcast=False),)
+    gradients = ("x", "other")
+    residuals = ("x", "other")
+
+    def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Sequence[Launch]:
+        return [self._product("x", "other", "y", outputs["y"])]
+
+    def lower_backward_source(
+        self, given: Mapping[str, Given], grads: Mapping[str, Meta], multiprocessors: int
+    ) -> Sequence[Launch]:
+        read = {"dx": "other", "dother": "x"}
+        return [self._product("dy", read[name], name, meta) for name, meta in grads.items()]
+
+    def _product(self, x: str, other: str, y: str, meta: Meta) -> Launch:
+        n = math.prod(meta.shape)
+        return self.launch(flat, cdiv(n, BLOCK), x_ptr=x, other_ptr=other, y_ptr=y, n=n, BLOCK=BLOCK)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda t: t,
+    "transposed": lambda t: t.mT,
+    "sliced": lambda t: t[1:-1, ::2],
+    "expanded": lambda t: t[:1].expand(6, 9),
+    "one row of many columns": lambda t: t[:, 2:3].mT,
+    "five dims": lambda t: t.reshape(2, 3, 3, 3, 1).permute(3, 1, 4, 2, 0),
+}
+
+
+def products(view: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
+    """A view and the dense tensor behind it, a dense tensor of its shape, and a cotangent that lies as the view does."""
+    generator = torch.Generator().manual_seed(5)
+    whole, grad = (torch.randn(6, 9, generator=generator, dtype=torch.float64).to(DEVICE) for _ in range(2))
+    x = view(whole.requires_grad_())
+    other = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_()
+    return whole, x, other, view(grad)
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_a_flat_kernel_is_given_dense_memory(what: str) -> None:
+    whole, x, other, dy = products(VIEWS[what])
+    y = call(Times(), {"x": x, "other": other})
+    assert torch.equal(y, x * other)
+    for own, want in ((y, x * other), (y.sum(), (x * other).sum())):  # the cotangent of a sum has strides of 0
+        cotangent = dy if own.dim() else None
+        ours = torch.autograd.grad(own, [whole, other], cotangent, retain_graph=True)
+        theirs = torch.autograd.grad(want, [whole, other], cotangent)
+        assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_flat_kernel_is_given_dense_memory_in_a_graph() -> None:
+    """A view as an operand, and a view's cotangent; a cotangent that is expanded comes of a sum."""
+    x, graph = SymTensor.input("f32", (3, 4))
+    w = graph.param("w", (4, 3), "f32", Init("uniform", 1.0))
+    v = graph.param("v", (4, 3), "f32", Init("uniform", 1.0))
+    own = call(Times(), {"x": x.transpose(0, 1), "other": w})
+    again = call(Times(), {"x": own.transpose(0, 1), "other": v.transpose(0, 1)})
+    run = graph.lower([generated.sum(again.transpose(0, 1))], input_gradients=[x]).load(DEVICE)
+    values = torch.arange(12.0, device=DEVICE).reshape(3, 4).requires_grad_()
+    loss = run.forward_train(x=values.detach())
+    run.backward()
+    leaves = {n: p.detach().clone().requires_grad_() for n, p in run.params.items()}
+    want = (values.T * leaves["w"] * leaves["v"]).sum()
+    want.backward()
+    assert torch.allclose(loss, want)
+    assert torch.allclose(run.input_grads["x"], values.grad)
+    assert all(torch.allclose(run.grads[n], p.grad) for n, p in leaves.items())
+
+
+def test_a_plan_of_what_is_not_dense_is_refused_with_the_way_out() -> None:
+    """A host of another language copies by itself."""
+    turned = Meta("f32", (3, 2), (1, 3))
+    given = {"x": turned, "other": Meta("f32", (3, 2), (2, 1))}
+    with pytest.raises(ValueError, match=r"times: `x` is of shape \(3, 2\) with strides \(1, 3\); .* `strided = True`"):
+        Times().plan_forward(given)
+
+    class Strided(Times):
+        strided = True
+
+    assert Strided().plan_forward(given).launches
+    dense = Meta("f32", (3, 2), (2, 1))
+    with pytest.raises(ValueError, match="times: `dy` is of shape"):
+        Times().plan_backward({"x": dense, "other": dense, "y": dense, "dy": turned}, ("x",), 2)
+
+
+def test_a_buffer_that_is_written_in_place_is_not_copied() -> None:
+    class Wide(Counting):
+        inputs = (Tensor("x", "N"),)
+        buffers = (Tensor("count", "2", init=0),)
+
+    count = torch.zeros(4, device=DEVICE)[::2]
+    with pytest.raises(ValueError, match="counting: `count` is of shape .* it is written in place"):
+        call(Wide(training="yes"), {"x": torch.ones(2, device=DEVICE)[::2].expand(3), "count": count})
+
+
 # ---------------------------------------------------------------------------------------------- what is refused
 
-WHOLE = {"x_ptr": "x", "weight_ptr": "weight", "y_ptr": "y", "norm_ptr": "norm", "n": 13, "factor": 1.0,
+WHOLE: dict[str, Any] = {"x_ptr": "x", "weight_ptr": "weight", "y_ptr": "y", "norm_ptr": "norm", "n": 13, "factor": 1.0,
          "COMPUTE": tl.float32, "BLOCK": BLOCK}  # fmt: skip
 
 
