@@ -110,6 +110,8 @@ class _Tensor:
     dtype: str
     param: bool = True
     """Whether every step takes it as a param."""
+    init: Number | None = None
+    """What a param begins with, by the first step whose spec says it."""
     domain: tuple[float, float] = (-math.inf, math.inf)
 
 
@@ -191,7 +193,9 @@ class _Composer:
             self.tensors[tensor] = _Tensor(name, self._dims(tensor), dtype)
         found = self.tensors[tensor]
         found.param = found.param and argument.role == "param"
-        for d in self.specs[self.graph.nodes[k].op].domain:
+        op = self.specs[self.graph.nodes[k].op]
+        found.init = found.init or _begins(next(t for t in op.arguments if t.name == argument.name))
+        for d in op.domain:
             if d.name == argument.name:
                 found.domain = (max(found.domain[0], d.low), min(found.domain[1], d.high))
 
@@ -315,6 +319,7 @@ class _Composer:
     def _reference(self, parts: Sequence[Composed]) -> str:
         """The references of the steps, one in the other; nothing where a step has none, or it is too long to be read."""
         texts: dict[str, str] = {}
+        results: dict[str, str] = {}
         for part in parts:
             if not part.op.reference:
                 return ""
@@ -323,11 +328,12 @@ class _Composer:
                 t.name: "None" for t in part.op.arguments if t.name not in {**part.step.names, **part.step.constants}
             }
             text = ast.unparse(_Replaced(known).visit(ast.parse(part.op.reference, mode="eval")))
+            results[part.step.result] = text
             texts[part.step.result] = f"({text}).detach()" if part.step.stopped else text
             if len(text) > _LONGEST_REFERENCE:
                 return ""
-        results = [texts[self.results[t]] for t in self._ordered()]
-        whole = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        given = [results[self.results[t]] for t in self._ordered()]
+        whole = given[0] if len(given) == 1 else f"({', '.join(given)})"
         return "" if len(whole) > _LONGEST_REFERENCE or ": " in whole or " #" in whole else whole
 
     def _lines(
@@ -340,7 +346,11 @@ class _Composer:
     ) -> list[str]:
         out = [f"  doc: {self._doc()}"]
         for key, wanted in (("inputs", False), ("params", True)):
-            group = [f"{t.name}: {_declared(t.dims, t.dtype)}" for t in self.tensors.values() if t.param is wanted]
+            group = [
+                f"{t.name}: {_declared(t.dims, t.dtype, t.init if wanted else None)}"
+                for t in self.tensors.values()
+                if t.param is wanted
+            ]
             out += [f"  {key}: {{{', '.join(group)}}}"] if group else []
         out += ["  attrs:", *(f"    {a.name}: {a.text}" for a in self.attrs)] if self.attrs else []
         out += ["  requires: |", *(f"    {r}" for r in requires)] if requires else []
@@ -475,9 +485,15 @@ def identifier(text: str, instead: str) -> str:
     return instead if not word or identifier_fault(word) or word in RESERVED else word
 
 
-def _declared(dims: Sequence[str], dtype: str) -> str:
+def _begins(decl: TensorDecl) -> Number | None:
+    """What the elements of a param are at first: `init`, or the value for which an absent one stands."""
+    return decl.init if isinstance(decl.init, Number) else decl.default
+
+
+def _declared(dims: Sequence[str], dtype: str, init: Number | None = None) -> str:
     axes = f"[{', '.join(dims)}]"
-    return axes if dtype == "float" else f"{{axes: {axes}, dtype: {dtype}}}"
+    words = [*([] if dtype == "float" else [f"dtype: {dtype}"]), *([] if init is None else [f"init: {spell(init)}"])]
+    return f"{{axes: {axes}, {', '.join(words)}}}" if words else axes
 
 
 def _statements(bindings: Sequence[Binding]) -> list[str]:

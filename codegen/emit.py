@@ -48,6 +48,7 @@ from codegen.spec import (
     Unary,
     class_name,
     spell,
+    spell_dims,
 )
 from codegen.tree import GeneratedFile
 from codegen.variants import Atom, Value, Variant, subexpressions
@@ -78,7 +79,7 @@ def formatted(source: str) -> str:
 
 
 def render(
-    verdicts: Sequence[Verdict], kept: Sequence[str], config: Config, report: Report
+    verdicts: Sequence[Verdict], kept: Sequence[OpSpec], config: Config, report: Report
 ) -> dict[str, GeneratedFile]:
     """Every file of the named ops, and those that all ops share. Ops without a schedule are reported.
 
@@ -86,7 +87,7 @@ def render(
         kept: ops whose own files stay as they are; the lists name them too.
     """
     planned = [(v, p) for v in verdicts if (p := schedule(v, report)) is not None and _has_place(p, config, report)]
-    files = [*_runtime(config), *_package(config, [p.name for _, p in planned] + list(kept))]
+    files = [*_runtime(config), *_package(config, [*(p.op for _, p in planned), *kept])]
     for verdict, plan in planned:
         facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
         files.append(_op(config, plan, facts))
@@ -127,15 +128,27 @@ def _runtime_sources(mode: str) -> dict[str, str]:
     return out
 
 
-def _package(config: Config, names: Sequence[str]) -> Iterable[GeneratedFile]:
+def _package(config: Config, ops: Sequence[OpSpec]) -> Iterable[GeneratedFile]:
     source = "templates/package.py.j2"
     text = _environment().get_template("package.py.j2").render()
     yield GeneratedFile(f"{config.output}/__init__.py", formatted(text).encode(), (source,))
-    yield GeneratedFile(f"{config.output}/ops/__init__.py", f'"""One module an op. {HEADER}."""\n'.encode(), (source,))
     yield GeneratedFile(f"{config.output}/py.typed", b"", (source,))
+    names = sorted((op.name for op in ops), key=natural)
+    fused = {op.name for op in ops if op.fuses}
+    lines = [f'"""One module an op. {HEADER}."""', "", "FUSED: tuple[str, ...] = ("]
+    lines += [
+        "    # the ops that stand for several others, one a line",
+        *(f'    "{n}",' for n in names if n in fused),
+        ")",
+    ]
+    yield _listing(f"{config.output}/ops/__init__.py", lines, source)
     lines = [f"# The public face, for type checkers: one line an op. {HEADER}.", "# isort: skip_file"]
-    lines += [f"from .ops.{n} import {m} as {m}" for n in sorted(names, key=natural) for m in (class_name(n), n)]
-    yield GeneratedFile(f"{config.output}/__init__.pyi", ("\n".join(lines) + "\n").encode(), (source,), listing=True)
+    lines += [f"from .ops.{n} import {m} as {m}" for n in names for m in (class_name(n), n)]
+    yield _listing(f"{config.output}/__init__.pyi", lines, source)
+
+
+def _listing(path: str, lines: Sequence[str], source: str) -> GeneratedFile:
+    return GeneratedFile(path, ("\n".join(lines) + "\n").encode(), (source,), listing=True)
 
 
 # ---------------------------------------------------------------------------------------------- one op
@@ -294,7 +307,7 @@ def _when(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
 
 def _made(tensor: Tensor, plan: OpPlan) -> str:
     """A tensor that the kernels make themselves."""
-    return f'Tensor("{tensor.name}", "{_spelled(tensor.dims)}", "{tensor.dtype}")'
+    return f'Tensor("{tensor.name}", "{spell_dims(tensor.dims)}", "{tensor.dtype}")'
 
 
 def _over_pack(op: OpSpec, attr: AttrDecl) -> bool:
@@ -334,20 +347,7 @@ def _absent_zero(text: str, op: OpSpec) -> str:
 
 
 def _dims(decl: TensorDecl) -> str:
-    return _spelled(_plain_axes(decl).dims)
-
-
-def _spelled(dims: Sequence[Dim]) -> str:
-    """Dims in the spec's spelling."""
-    words = []
-    for dim in dims:
-        factors = [f.name + (f"={f.fixed}" if f.fixed is not None else "") for f in dim.factors]
-        words.append(
-            f"({' '.join(factors)})"
-            if dim.kind == "group"
-            else factors[0] + ("..." if dim.kind == "pack" and factors[0] != "..." else "")
-        )
-    return ", ".join(words)
+    return spell_dims(_plain_axes(decl).dims)
 
 
 def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = ()) -> str:
@@ -368,7 +368,7 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
     if first is not None and not isinstance(first, Name) and decl.role in ("param", "buffer"):
         words.append(f"init={_number(first)}")
     if chosen:
-        other = ", ".join(f'("{n}", ({", ".join(v)},), "{_spelled(dims)}")' for n, v, dims in chosen)
+        other = ", ".join(f'("{n}", ({", ".join(v)},), "{spell_dims(dims)}")' for n, v, dims in chosen)
         words.append(f"chosen=({other},)")
     return f"Tensor({', '.join(words)})"
 
@@ -542,7 +542,7 @@ def _docstring(plan: OpPlan, m: Module) -> str:
 
 def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]]) -> str:
     """The dims of an output, and those that it has under a choice."""
-    others = [f" ([{_spelled(dims)}]{_when_words(((n, v),))})" for n, v, dims in chosen]
+    others = [f" ([{spell_dims(dims)}]{_when_words(((n, v),))})" for n, v, dims in chosen]
     return f"[{_dims(decl)}]" + "".join(others)
 
 

@@ -204,7 +204,7 @@ class _Finder:
         return ops[0], ""
 
     def _named(self, nodes: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self.graph.nodes[k].name for k in nodes)
+        return groups.recorded(self.graph, nodes)
 
 
 def _parts(graph: Graph, members: Mapping[int, Member], nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

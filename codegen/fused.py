@@ -21,7 +21,7 @@ from codegen import autodiff
 from codegen.diagnostics import Note, Report, Span, nearest
 from codegen.evaluate import Env, OutOfRange, evaluate, full
 from codegen.fusion_steps import constant, steps
-from codegen.groups import Argument, Member, Pattern, Step, words
+from codegen.groups import Argument, Member, Pattern, Step, argument, declared
 from codegen.infer import infer
 from codegen.ir import Graph
 from codegen.primitives import Array
@@ -50,6 +50,7 @@ from codegen.spec import (
     TensorDecl,
     Text,
     Unary,
+    spell_dims,
 )
 from codegen.variants import Atom, Variant, atoms, subexpressions, variants
 from codegen.verify import AGREE, point_text
@@ -73,23 +74,17 @@ def member(op: OpSpec, attrs: Mapping[str, Any]) -> Member | None:
     """What an op with these attrs is to a group; None where no kernel can do more beside it."""
     if op.schedule == "none" or op.buffers or op.state or op.sizes:
         return None
-    tensors = [_argument(t) for t in op.tensors]
-    if any(t is None for t in tensors) or any(t.when is not None for t in op.outputs):
+    if any(t.when is not None for t in op.outputs):
         return None
-    known = [t for t in tensors if t is not None]
-    count = len(op.arguments)
     axis = next((a for a in op.attrs if a.axis), None)
     if axis is not None and len(axis.axis) > 1:
         return None
     keeps = next((a for a in op.attrs if a.keeps), None)
-    at = attrs.get(axis.name) if axis is not None else None
-    given = {x: attrs.get(a.name) for a in op.attrs for x in a.size}
-    found = Member(
-        tuple(known[:count]), tuple(known[count:]), axis.axis[0] if axis is not None else "", at,
-        keeps is not None and attrs.get(keeps.name) is True,
-        {x: len(v) if isinstance(v, tuple) else 1 for x, v in given.items() if v is not None},
-    )  # fmt: skip
-    return None if found.plain and _asks_axes(op) else found
+    kept = keeps is not None and attrs.get(keeps.name) is True
+    placed = None if axis is None else (axis.axis[0], attrs.get(axis.name), kept)
+    extents = {x: attrs.get(a.name) for a in op.attrs for x in a.size}
+    found = declared([_argument(t) for t in op.arguments], [_argument(t) for t in op.outputs], placed, extents)
+    return None if found is not None and found.plain and _asks_axes(op) else found
 
 
 def _is_plain(op: OpSpec) -> bool:
@@ -98,21 +93,10 @@ def _is_plain(op: OpSpec) -> bool:
 
 
 def _argument(decl: TensorDecl) -> Argument | None:
-    dims = (
-        words(", ".join(_word(d.kind, [f.name for f in d.factors], d.factors[0].fixed) for d in decl.axes.dims))
-        if isinstance(decl.axes, Axes)
-        else None
-    )
-    if dims is None or decl.indexes is not None or (decl.role == "output" and not decl.differentiable):
+    if not isinstance(decl.axes, Axes) or decl.indexes is not None or not decl.differentiable:
         return None
-    dtypes = CLASSES.get(decl.dtype, (decl.dtype,))
-    return Argument(decl.name, dims, dtypes, decl.role, decl.broadcast, decl.optional, decl.scalar)
-
-
-def _word(kind: str, names: Sequence[str], fixed: int | None) -> str:
-    if kind == "group" or fixed is not None:
-        return "()"
-    return names[0] if kind == "axis" or names[0] == "..." else f"{names[0]}..."
+    dims, dtypes = spell_dims(decl.axes.dims), CLASSES.get(decl.dtype, (decl.dtype,))
+    return argument(decl.name, dims, dtypes, decl.role, decl.broadcast, decl.optional, decl.scalar)
 
 
 def _asks_axes(op: OpSpec) -> bool:

@@ -11,16 +11,22 @@ emitted runtime, into which this file is copied as it is, finds the same places 
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FORMAT = "pullback-graph 1"
 PACK = "..."
 DTYPES = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
 FLOATS = DTYPES[:4]
+STOP = "stop_gradient"
+"""The node that gives its operand `x` as it is, without a gradient."""
+VIEWS = ("reshape", "permute", STOP)
+"""Nodes whose result may be the memory of their operand."""
 
 Extent = int | str
 Shape = tuple[Extent, ...]
@@ -58,6 +64,10 @@ class Node:
     inputs: Mapping[str, Operand]
     outputs: Mapping[str, str]
     """The op's output, and the tensor that it makes."""
+    updates: tuple[str, ...] = ()
+    """The arguments whose tensors it changes in place."""
+    at: int = 0
+    """Where it stood as it was recorded."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,17 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
     stopped: frozenset[str]
+    """Floats through which no gradient goes."""
+    stops: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
+    """By tensor, the nodes that stop its gradient and are not among `nodes`: what makes the tensor stands for them too."""
+    updated: Mapping[str, Mapping[int, bool]] = field(default_factory=dict)
+    """By tensor that is changed in place: the nodes that use its memory, and whether they change it."""
     makers: Mapping[str, int] = field(default_factory=dict)
     readers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def unstopped(self, tensor: str) -> str:
+        """The tensor of the same value before its gradient is stopped by nodes."""
+        return str(self.stops[tensor][0].inputs["x"]) if tensor in self.stops else tensor
 
 
 def read(data: object) -> Graph:
@@ -90,34 +109,76 @@ def read(data: object) -> Graph:
                 f"tensors.{name}.role", f"{_shown(fields['role'])} is none of `input`, `buffer`, `param`", name
             )
         tensors[name] = _value(name, fields, f"tensors.{name}", role)
-    nodes: list[Node] = []
+    recorded: list[Node] = []
     for place, item in enumerate(_list(top["nodes"], "nodes")):
-        nodes.append(_node(item, f"nodes[{place}]", tensors, {n.name for n in nodes}))
-    outputs, stopped = (_names(top[key], key, tensors) for key in ("outputs", "stop_gradient"))
+        recorded.append(_node(item, place, tensors, {n.name for n in recorded}))
+    outputs, marked = (_names(top[key], key, tensors) for key in ("outputs", "stop_gradient"))
+    nodes, stops = _folded(recorded, tensors, outputs)
+    stopped = frozenset(t for t in (*marked, *stops) if tensors[t].dtype in FLOATS)
     makers = {t: place for place, node in enumerate(nodes) for t in node.outputs.values()}
     readers: dict[str, list[int]] = {name: [] for name in tensors}
     for place, node in enumerate(nodes):
-        for tensor in dict.fromkeys(t for t in node.inputs.values() if isinstance(t, str)):
+        for tensor in _read_by(node):
             readers[tensor].append(place)
-    return Graph(tensors, tuple(nodes), outputs, frozenset(stopped), makers, {n: tuple(r) for n, r in readers.items()})
+    found = {n: tuple(r) for n, r in readers.items()}
+    return Graph(tensors, nodes, outputs, stopped, stops, _updated(nodes), makers, found)
 
 
-def _node(item: object, where: str, tensors: dict[str, Value], taken: set[str]) -> Node:
+def _read_by(node: Node) -> tuple[str, ...]:
+    """The tensors that a node reads, each once."""
+    return tuple(dict.fromkeys(t for t in node.inputs.values() if isinstance(t, str)))
+
+
+def _folded(
+    recorded: Sequence[Node], tensors: Mapping[str, Value], outputs: Sequence[str]
+) -> tuple[tuple[Node, ...], dict[str, tuple[Node, ...]]]:
+    """The nodes without those that only stop the gradient of what nothing else reads, and these by the tensor that they give.
+
+    Others that stop a gradient stay, as nodes of an op that no group has: a chain ends there.
+    """
+    readers = Counter(t for node in recorded for t in _read_by(node))
+    nodes: list[Node] = []
+    makers: dict[str, int] = {}
+    stops: dict[str, tuple[Node, ...]] = {}
+    for node in recorded:
+        before, after = node.inputs.get("x"), next(iter(node.outputs.values()), "")
+        alone = node.op == STOP and len(node.inputs) == len(node.outputs) == 1 and not node.attrs
+        if (
+            alone and isinstance(before, str) and before in makers and readers[before] == 1 and before not in outputs
+            and replace(tensors[after], name=before) == tensors[before]
+        ):  # fmt: skip
+            k = makers[after] = makers[before]
+            given = {n: after if t == before else t for n, t in nodes[k].outputs.items()}
+            nodes[k] = replace(nodes[k], outputs=given)
+            stops[after] = (*stops.pop(before, ()), node)
+        else:
+            makers |= dict.fromkeys(node.outputs.values(), len(nodes))
+            nodes.append(node)
+    return tuple(nodes), stops
+
+
+def _updated(nodes: Sequence[Node]) -> dict[str, dict[int, bool]]:
+    """By tensor that a node changes in place: the nodes that use its memory, in order, and whether they change it."""
+    memory: dict[str, str] = {}
+    uses: dict[str, dict[int, bool]] = {}
+    for k, node in enumerate(nodes):
+        changed = {memory.get(t, t) for n in node.updates if isinstance(t := node.inputs[n], str)}
+        for tensor in _read_by(node):
+            root = memory.get(tensor, tensor)
+            uses.setdefault(root, {})[k] = root in changed
+            memory |= dict.fromkeys(node.outputs.values(), root) if node.op in VIEWS else {}
+    return {t: by for t, by in uses.items() if any(by.values())}
+
+
+def _node(item: object, at: int, tensors: dict[str, Value], taken: set[str]) -> Node:
     """One node; the tensors that it makes are added."""
-    fields = _record(item, where, ("name", "op", "attrs", "inputs", "outputs"))
+    where = f"nodes[{at}]"
+    fields = _record(item, where, ("name", "op", "attrs", "inputs", "outputs"), optional=("updates",))
     name, op = (_text(fields[key], f"{where}.{key}") for key in ("name", "op"))
     if name in taken:
         raise GraphFault(f"{where}.name", f"two nodes are called `{name}`", name)
     attrs = {k: _attr(v, f"{where}.attrs.{k}", name) for k, v in _mapping(fields["attrs"], f"{where}.attrs").items()}
-    inputs: dict[str, Operand] = {}
-    for key, operand in _mapping(fields["inputs"], f"{where}.inputs").items():
-        place = f"{where}.inputs.{key}"
-        if isinstance(operand, bool) or not (operand is None or isinstance(operand, (str, int, float))):
-            raise GraphFault(place, f"{_shown(operand)} is neither a tensor's name, nor a number, nor null", name)
-        _check_whole(operand, place, name)
-        if isinstance(operand, str) and operand not in tensors:
-            raise GraphFault(place, f"`{operand}` is neither given nor made by a node before this one", name)
-        inputs[key] = operand
+    inputs = _operands(fields["inputs"], f"{where}.inputs", name, tensors)
     outputs: dict[str, str] = {}
     for key, value in _mapping(fields["outputs"], f"{where}.outputs").items():
         place = f"{where}.outputs.{key}"
@@ -127,7 +188,33 @@ def _node(item: object, where: str, tensors: dict[str, Value], taken: set[str]) 
             raise GraphFault(f"{place}.name", f"two tensors are called `{tensor}`", name)
         tensors[tensor] = _value(tensor, made, place, "node")
         outputs[key] = tensor
-    return Node(name, op, attrs, inputs, outputs)
+    updates = _updates(fields.get("updates", ()), f"{where}.updates", name, inputs)
+    return Node(name, op, attrs, inputs, outputs, updates, at)
+
+
+def _operands(value: object, where: str, near: str, tensors: Mapping[str, Value]) -> dict[str, Operand]:
+    """What a node is given, by its op's arguments."""
+    found: dict[str, Operand] = {}
+    for key, operand in _mapping(value, where).items():
+        place = f"{where}.{key}"
+        if isinstance(operand, bool) or not (operand is None or isinstance(operand, (str, int, float))):
+            raise GraphFault(place, f"{_shown(operand)} is neither a tensor's name, nor a number, nor null", near)
+        _check_whole(operand, place, near)
+        if isinstance(operand, str) and operand not in tensors:
+            raise GraphFault(place, f"`{operand}` is neither given nor made by a node before this one", near)
+        found[key] = operand
+    return found
+
+
+def _updates(value: object, where: str, near: str, inputs: Mapping[str, Operand]) -> tuple[str, ...]:
+    """The arguments that a node changes in place; of one that is absent there is nothing to change."""
+    found = tuple(_text(v, where, near) for v in _list(value, where))
+    for key in found:
+        if key not in inputs:
+            raise GraphFault(where, f"`{key}` is no input of the node", near)
+        if isinstance(inputs[key], (int, float)):
+            raise GraphFault(where, f"`{key}` is a number, which is not updated", near)
+    return found
 
 
 def _value(name: str, fields: Mapping[str, object], where: str, role: str) -> Value:
@@ -159,12 +246,14 @@ def _check_whole(value: object, where: str, near: str) -> None:
         raise GraphFault(where, "the number is beyond the range of int64", near)
 
 
-def _record(value: object, where: str, keys: Sequence[str], near: str = "") -> Mapping[str, object]:
-    """A mapping of exactly these keys."""
+def _record(
+    value: object, where: str, keys: Sequence[str], near: str = "", optional: Sequence[str] = ()
+) -> Mapping[str, object]:
+    """A mapping of exactly these keys, and of the optional ones."""
     found = _mapping(value, where, near)
     for key in found:
-        if key not in keys:
-            raise GraphFault(where, f"`{key}` is not a key here; keys: {', '.join(keys)}", near or key)
+        if key not in (*keys, *optional):
+            raise GraphFault(where, f"`{key}` is not a key here; keys: {', '.join((*keys, *optional))}", near or key)
     for key in keys:
         if key not in found:
             raise GraphFault(where, f"`{key}` is missing", near)
@@ -257,6 +346,37 @@ def words(dims: str) -> tuple[str, ...] | None:
     """The words of dims in the spec's spelling; None where one is a group of factors or has a fixed extent."""
     found = tuple(w.strip() for w in dims.split(",") if w.strip())
     return found if all(re.fullmatch(r"\.\.\.|[A-Za-z]\w*(\.\.\.)?", w) for w in found) else None
+
+
+def argument(
+    name: str, dims: str, dtypes: tuple[str, ...], role: str, broadcast: bool, optional: bool, scalar: bool
+) -> Argument | None:
+    """A tensor as its op declares it; None where it has dims that no group has."""
+    found = words(dims)
+    return None if found is None else Argument(name, found, dtypes, role, broadcast, optional, scalar)
+
+
+Placed = tuple[str, int | tuple[int, ...] | None, bool]
+"""The axis or pack that an attr places, where (None: everywhere), and whether an extent of 1 stays where it was."""
+
+
+def declared(
+    arguments: Iterable[Argument | None],
+    outputs: Iterable[Argument | None],
+    placed: Placed | None,
+    extents: Mapping[str, object],
+) -> Member | None:
+    """An op by its declaration; None where one of its tensors can be in no group.
+
+    Args:
+        extents: the attr that gives the extents of an axis or pack, by its name: a number, a tuple, or None where it does not.
+    """
+    taken, given = tuple(arguments), tuple(outputs)
+    known = [a for a in (*taken, *given) if a is not None]
+    if len(known) < len(taken) + len(given):
+        return None
+    ranks = {a: len(v) if isinstance(v, tuple) else 1 for a, v in extents.items() if v is not None}
+    return Member(tuple(known[: len(taken)]), tuple(known[len(taken) :]), *(placed or ("", None, False)), ranks)
 
 
 def label(word: str) -> str:
@@ -399,6 +519,15 @@ def boundary(graph: Graph, nodes: Sequence[int]) -> tuple[tuple[str, ...], tuple
     return tuple(t for t in read if t not in made), tuple(visible)
 
 
+def recorded(graph: Graph, nodes: Sequence[int]) -> tuple[str, ...]:
+    """The names of a group's nodes as they were recorded, in their order; among them those that stop a gradient within it."""
+    visible = boundary(graph, nodes)[1]
+    own = [graph.nodes[k] for k in nodes]
+    inner = [t for node in own for t in node.outputs.values() if t not in visible]
+    whole = [*own, *(stop for t in inner for stop in graph.stops.get(t, ()))]
+    return tuple(node.name for node in sorted(whole, key=lambda n: n.at))
+
+
 def alike(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> bool:
     """Whether ops take the dtypes, and the floats among inputs and results have one dtype, and the ints: then no step rounds
     otherwise than the whole. Params do not count."""
@@ -415,25 +544,41 @@ def alike(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> bo
 
 
 def in_order(graph: Graph, block: Sequence[int]) -> bool:
-    """Whether the nodes can run with each block as one: no block needs what comes of itself."""
+    """Whether the nodes can run with each block as one, where the last of its nodes stood: no block needs what comes of itself,
+    and whoever uses a tensor that is changed in place does so on the same side of each change as before."""
+    rank = _ranks(graph, block)
+    if rank is None:
+        return False
+    for uses in graph.updated.values():
+        for change in (k for k, changes in uses.items() if changes):
+            for k in uses:
+                if k != change and (
+                    block[k] == block[change] or (rank[block[k]] < rank[block[change]]) != (k < change)
+                ):
+                    return False
+    return True
+
+
+def _ranks(graph: Graph, block: Sequence[int]) -> dict[int, int] | None:
+    """When each block runs: of those whose operands are there, that whose last node comes first. None where one needs itself."""
     after: dict[int, set[int]] = {b: set() for b in block}
     for tensor, first in graph.makers.items():
         for second in graph.readers[tensor]:
             if block[first] != block[second]:
                 after[block[first]].add(block[second])
-    waiting = {b: 0 for b in after}
-    for targets in after.values():
-        for b in targets:
-            waiting[b] += 1
-    ready = [b for b, n in waiting.items() if n == 0]
-    done = 0
+    waiting = Counter(b for targets in after.values() for b in targets)
+    last = {b: k for k, b in enumerate(block)}
+    ready = [(last[b], b) for b in after if not waiting[b]]
+    heapq.heapify(ready)
+    rank: dict[int, int] = {}
     while ready:
-        done += 1
-        for b in after[ready.pop()]:
+        done = heapq.heappop(ready)[1]
+        rank[done] = len(rank)
+        for b in after[done]:
             waiting[b] -= 1
-            if waiting[b] == 0:
-                ready.append(b)
-    return done == len(after)
+            if not waiting[b]:
+                heapq.heappush(ready, (last[b], b))
+    return rank if len(rank) == len(after) else None
 
 
 def axes_of(graph: Graph, known: Mapping[int, Member], nodes: Sequence[int]) -> dict[str, frozenset[str]] | None:
@@ -542,6 +687,7 @@ class Occurrence:
     attrs: Mapping[str, Any]
     operands: Mapping[str, Operand]
     outputs: Mapping[str, str]
+    """By the op's outputs: the tensor of the graph, before nodes stop its gradient."""
 
 
 def occurrences(graph: Graph, patterns: Iterable[Pattern], member: Knows) -> tuple[Occurrence, ...]:
@@ -668,7 +814,8 @@ def _occurrence(
     if member is None or len(steps) < len(nodes) or not _takes(graph, member, steps, operands, outputs):
         return None
     block = [min(nodes) if k in nodes else k for k in range(len(graph.nodes))]
-    return Occurrence(pattern, nodes, attrs, operands, outputs) if in_order(graph, block) else None
+    given = {n: graph.unstopped(t) for n, t in outputs.items()}
+    return Occurrence(pattern, nodes, attrs, operands, given) if in_order(graph, block) else None
 
 
 def _takes(

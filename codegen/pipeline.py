@@ -80,9 +80,9 @@ def verify_ops(
 
 
 def render(
-    verdicts: Sequence[Verdict], kept: Sequence[str], config: Config, report: Report
+    verdicts: Sequence[Verdict], kept: Sequence[OpSpec], config: Config, report: Report
 ) -> Mapping[str, GeneratedFile]:
-    """The files of the verified ops, and those that all share. `kept` names ops whose own files stay as they are."""
+    """The files of the verified ops, and those that all share. The own files of `kept` ops stay as they are."""
     from codegen import emit
 
     return emit.render(verdicts, kept, config, report)
@@ -127,7 +127,7 @@ def generate(
     if files is None:
         return None
     tick("writing", 0, 1)
-    return tree.write(project, files, tree.paths_of(project, kept), inputs)
+    return tree.write(project, files, tree.paths_of(project, [op.name for op in kept]), inputs)
 
 
 def with_fused(ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[OpSpec]:
@@ -138,15 +138,20 @@ def with_fused(ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[OpSpec]:
     return [op for op in ops if op.name in names or any(s.op in names for s in steps(op))]
 
 
-def _kept(project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[str]:
+def _kept(project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec]) -> list[OpSpec]:
     """The declared ops that have output and are not to be generated now."""
     now = {op.name for op in chosen}
     written = tree.written_ops(project)
-    return [op.name for op in ops if op.name in written and op.name not in now]
+    return [op for op in ops if op.name in written and op.name not in now]
 
 
 def _built(
-    project: Project, ops: Sequence[OpSpec], chosen: Sequence[OpSpec], kept: Sequence[str], report: Report, tick: Tick
+    project: Project,
+    ops: Sequence[OpSpec],
+    chosen: Sequence[OpSpec],
+    kept: Sequence[OpSpec],
+    report: Report,
+    tick: Tick,
 ) -> Mapping[str, GeneratedFile] | None:
     """The files of the chosen ops, and those that all ops share; None where something is wrong."""
     verdicts = verify_ops(chosen, report, tick, ops)

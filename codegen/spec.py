@@ -9,6 +9,7 @@ Takes nothing; the loader builds these frozen values, every later stage only rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.diagnostics import Span
@@ -391,6 +392,19 @@ _PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "^": 6, "&": 7, "<<": 8, ">>
 def class_name(op: str) -> str:
     """What the class of an op is called: `two_words` is `TwoWords`."""
     return "".join(w[:1].upper() + w[1:] for w in op.split("_"))
+
+
+def spell_dims(dims: Sequence[Dim]) -> str:
+    """Dims in the spec's spelling."""
+    words = []
+    for dim in dims:
+        factors = [f.name + (f"={f.fixed}" if f.fixed is not None else "") for f in dim.factors]
+        words.append(
+            f"({' '.join(factors)})"
+            if dim.kind == "group"
+            else factors[0] + ("..." if dim.kind == "pack" and factors[0] != "..." else "")
+        )
+    return ", ".join(words)
 
 
 def spell(expr: Expr) -> str:

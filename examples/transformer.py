@@ -94,7 +94,7 @@ class _Block:
 def network(shape: Shape, dtype: str = "f32") -> tuple[Graph, SymTensor]:
     """The graph and its loss, the mean of -log p of each next byte."""
     ids, graph = SymTensor.input("i64", (None, shape.tokens), "ids")
-    mask = graph.buffer("mask", (shape.tokens, shape.tokens), "bool")
+    mask = graph.buffer("mask", (shape.tokens, shape.tokens), "bool", init=0)
     x = embedding(ids, graph.param("embedding.weight", (BYTES, shape.width), dtype, Init("normal", 0.02)))
     x = generated.add(x, graph.param("position.weight", (shape.tokens, shape.width), dtype, Init("normal", 0.02)))
     for layer in range(shape.layers):

@@ -167,8 +167,9 @@ def _check(op: RuntimeOp, given: Mapping[str, Any], tensors: Mapping[str, torch.
         raise ValueError(f"{op.name}: `{public[first[0]]}` is on {device}; kernels run on CUDA and ROCm devices")
 
 
-def _check_indices(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> None:
+def check_indices(op: RuntimeOp, given: Mapping[str, Any]) -> None:
     """Raises IndexError where a tensor of indices has one that is out of range. It waits for the device: for debugging alone."""
+    lib = torch_library()
     tensors = [
         t for t in op.tensors if t.indexes and isinstance(given.get(t.name), lib.torch.Tensor) and given[t.name].numel()
     ]
@@ -253,7 +254,7 @@ def run_forward(op: RuntimeOp, given: dict[str, Any], lib: Torch, saving: bool =
     if dense:
         given = {**given, **dense}
     if debugging():
-        _check_indices(op, given, lib)
+        check_indices(op, given)
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     outputs = allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
     between = op.between(plan, saving)

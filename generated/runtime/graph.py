@@ -1,7 +1,8 @@
 """Graphs of ops: recorded by calling the generated functions on `SymTensor`s. No torch here.
 
     x, graph = SymTensor.input("f32", (None, 784))
-    y = relu(linear(x, graph.param("fc1.weight", (128, 784)), graph.param("fc1.bias", (128,))))
+    weight = graph.param("fc1.weight", (128, 784), init=Init("uniform", 784**-0.5))
+    y = relu(linear(x, weight, graph.param("fc1.bias", init=0)))
     print(graph)
 
 A shape may hold None, the size "batch", or a string, a size of that name; they become numbers when the graph is loaded. What
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from .lowering import LoweringMode, Model
 
 _WORDS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}
-ROLES = ("input", "param", "buffer", "value")
+_TAKEN = ("device", "seed", "master")
+"""Names that no size can have: `load` has arguments of these names."""
 
 
 @dataclass(frozen=True)
 class Init:
     """What a param or buffer is filled with when a model is loaded: `constant`, `normal` of a deviation, or `uniform`
-    between -amount and amount. Random ones are drawn in the order of the graph from one seed.
+    between -amount and amount. Random ones are drawn for each name alone: what else a model has makes no difference.
     """
 
     kind: str
@@ -45,6 +47,8 @@ class Init:
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "normal", "uniform"):
             raise ValueError(f"Init: kind is {self.kind!r}; it is constant, normal or uniform")
+        if self.kind != "constant" and not 0 <= self.amount < float("inf"):
+            raise ValueError(f"Init: {self.kind} of {self.amount}; it is finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,12 @@ class Node:
     def operands(self) -> tuple[str, ...]:
         """The tensors that it reads, each once."""
         return tuple(dict.fromkeys(v for v in self.inputs.values() if isinstance(v, str)))
+
+    @property
+    def updated(self) -> frozenset[str]:
+        """The buffers that it may update in place."""
+        updates = self.op.updates if isinstance(self.op, RuntimeOp) else {}
+        return frozenset(v for n in updates if isinstance(v := self.inputs.get(n), str))
 
     @property
     def label(self) -> str:
@@ -113,23 +123,36 @@ class SymTensor:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def reshape(self, *shape: Size | Sequence[Size]) -> SymTensor:
-        """The same elements under another shape; one extent may be -1. Copies only where strides do not reach it."""
-        return self.graph.shaped(self, Reshape(_spread(shape)))
+    def reshape(self, *shape: Any) -> SymTensor:
+        """The same elements under another shape, of numbers, extents and names of sizes; one may be -1. Copies only where strides do
+        not reach it."""
+        own = [Extent.named(n or "batch") if n is None or isinstance(n, str) else n for n in _spread(shape)]
+        return self.graph.shaped(self, Reshape(tuple(own)))
 
     def permute(self, *dims: int | Sequence[int]) -> SymTensor:
         """The dims in another order, without a copy."""
-        return self.graph.shaped(self, Permute(tuple(int(str(d)) for d in _spread(dims))))
+        return self.graph.shaped(self, Permute(_spread(dims)))
 
     def transpose(self, first: int, second: int) -> SymTensor:
         """Two dims exchanged, without a copy."""
-        order = list(range(self.ndim))
+        rank = self.ndim
+        if not all(-rank <= d < rank for d in (first, second)):
+            raise ShapeError(f"transpose of `{self.name}`: {first} and {second} of {rank} dims")
+        order = list(range(rank))
         order[first], order[second] = order[second], order[first]
         return self.permute(order)
 
     def stop_gradient(self) -> SymTensor:
         """The same value, through which no gradient goes."""
         return self.graph.shaped(self, StopGradient())
+
+    def _operator(self, *other: object) -> SymTensor:
+        raise TypeError(f"`{self.name}` is recorded in a graph: it has no operators, call the ops' functions")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __matmul__ = (
+        _operator
+    )
+    __neg__ = __lt__ = __gt__ = __le__ = __ge__ = __getitem__ = _operator
 
     def __bool__(self) -> bool:
         raise TypeError(f"`{self.name}` is recorded in a graph: it has no value to decide by")
@@ -141,6 +164,14 @@ class SymTensor:
 
 def _spread(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], (int, Extent)) else tuple(values)
+
+
+def _init(name: str, init: object) -> Init | None:
+    if init is None or isinstance(init, Init):
+        return init
+    if isinstance(init, (int, float)):
+        return Init("constant", float(init))
+    raise TypeError(f"`{name}`: init is a {type(init).__name__}; it takes a number or an Init")
 
 
 def _dtype(dtype: object) -> str:
@@ -175,33 +206,42 @@ class Graph:
             shape: may be left to the first op that takes it as a param.
             init: what it is filled with; else what the op says that it begins with.
         """
-        init = Init("constant", float(init)) if isinstance(init, (int, float)) else init
         own = None if shape is None else self._shape(shape)
-        return self._leaf(Recorded(name, "param", _dtype(dtype), own, init, trainable))
+        return self._leaf(Recorded(name, "param", _dtype(dtype), own, _init(name, init), trainable))
 
-    def buffer(self, name: str, shape: Sequence[int], dtype: object = "f32", init: Init | float = 0.0) -> SymTensor:
-        """A tensor that the model owns and ops may update in place: no gradient, no weight decay."""
-        init = init if isinstance(init, Init) else Init("constant", float(init))
-        return self._leaf(Recorded(name, "buffer", _dtype(dtype), self._shape(shape), init))
+    def buffer(self, name: str, shape: Sequence[int] | None = None, dtype: object = "f32",
+               init: Init | float | None = None) -> SymTensor:  # fmt: skip
+        """A tensor that the model owns and ops may update in place: no gradient, no weight decay. Shape and first values may be
+        left to its first op, as a param's."""
+        own = None if shape is None else self._shape(shape)
+        return self._leaf(Recorded(name, "buffer", _dtype(dtype), own, _init(name, init)))
 
     def _leaf(self, tensor: Recorded) -> SymTensor:
-        if not tensor.name or tensor.name in self.tensors:
+        if not isinstance(tensor.name, str):
+            raise TypeError(f"{tensor.name!r} is no name of a tensor: it takes a string")
+        if tensor.name in self.tensors:
             raise ValueError(f"the graph has a tensor `{tensor.name}` already: names are given once")
+        if tensor.name in ("", "__metadata__") or any(c.isspace() for c in tensor.name):
+            raise ValueError(
+                f"{tensor.name!r} is no name of a tensor: it has characters, no white space, and files have a use for __metadata__"
+            )
         if (
             tensor.role in ("param", "buffer")
             and tensor.shape is not None
             and not all(isinstance(n, int) for n in tensor.shape)
         ):
-            raise ShapeError(f"{tensor.role} `{tensor.name}` is {extents.text(tensor.shape)}: its shape is known")
+            raise ShapeError(f"{tensor.role} `{tensor.name}` is {extents.text(tensor.shape)}: its extents are numbers")
         self.tensors[tensor.name] = tensor
         return SymTensor(self, tensor.name)
 
     def _shape(self, shape: Sequence[Any]) -> tuple[Size, ...]:
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise ShapeError(f"{shape!r} is no shape: a sequence of extents")
         out: list[Size] = []
         for extent in shape:
             if isinstance(extent, Extent) or (isinstance(extent, int) and extent >= 0 and not isinstance(extent, bool)):
                 out.append(extent)
-            elif extent is None or isinstance(extent, str) and extent.isidentifier():
+            elif extent is None or isinstance(extent, str) and extent.isidentifier() and extent not in _TAKEN:
                 out.append(Extent.named(extent or "batch"))
             else:
                 raise ShapeError(f"{extent!r} is no extent: a number, None, or the name of a size")
@@ -223,8 +263,9 @@ class Graph:
             self._check(op, given)
             self._complete(op, given)
             shapes = self._shapes(op, given)
+            self._begin(op, given)
         except (TypeError, ValueError, IndexError) as error:
-            raise type(error)(f"node `{name}`: {error}") from error
+            raise type(error)(f"node `{name}`: {Trials.of(self.sizes).told(str(error))}") from error
         inputs = {n: v.name if isinstance(v, SymTensor) else v for n, v in given.items()}
         outputs = {t: f"{name}.{t}" for t in shapes}
         for own, (dtype, shape) in zip(outputs.values(), shapes.values()):
@@ -273,14 +314,24 @@ class Graph:
         if not unknown:
             return
         known = {n: v for n, v in given.items() if n not in unknown}
-        found = [op.param_shapes(metas) for metas in self._metas(op, known)]
+        found = [{**op.param_shapes(metas), **op.buffer_shapes(metas)} for metas in self._metas(op, known)]
         for name, value in unknown.items():
             first, second = (shapes.get(name) for shapes in found)
             if first is None or first != second:
+                role = self.tensors[value.name].role
                 raise ShapeError(
-                    f"{op.name}: the shape of param `{value.name}` does not follow from the inputs: give it"
+                    f"{op.name}: the shape of {role} `{value.name}` does not follow from the inputs: give it"
                 )
             self.tensors[value.name] = replace(self.tensors[value.name], shape=tuple(first))
+
+    def _begin(self, op: RuntimeOp, given: Mapping[str, Any]) -> None:
+        """Gives params and buffers that say nothing of it the first values that the op says."""
+        for name, first in {**op.param_init_data(), **op.buffer_init_data()}.items():
+            value = given.get(name)
+            if isinstance(value, SymTensor) and isinstance(first, (int, float)):
+                tensor = self.tensors[value.name]
+                if tensor.role in ("param", "buffer") and tensor.init is None:
+                    self.tensors[value.name] = replace(tensor, init=Init("constant", float(first)))
 
     def _metas(self, op: RuntimeOp, given: Mapping[str, Any]) -> Iterable[dict[str, Given]]:
         for sizes in Trials.of(self.sizes).sizes:
@@ -289,16 +340,22 @@ class Graph:
     def meta(self, name: str, sizes: Mapping[str, int]) -> Meta:
         """A tensor with numbers for sizes, dense."""
         tensor = self.tensors[name]
-        shape = extents.concrete(tensor.shape or (), sizes)
+        if tensor.shape is None:
+            raise ShapeError(f"{tensor.role} `{name}` has no shape: no op has given it one")
+        shape = extents.concrete(tensor.shape, sizes)
         return Meta(tensor.dtype, shape, dense_strides(shape))
 
     def _shapes(self, op: RuntimeOp, given: Mapping[str, Any]) -> dict[str, tuple[str, tuple[Size, ...]]]:
         """Dtype and shape of each result."""
-        plans = [op.plan_forward(metas).outputs for metas in self._metas(op, given)]
+        found = [op.output_metas(metas) for metas in self._metas(op, given)]
         trials = Trials.of(self.sizes)
-        return {n: (m.dtype, trials.recover([p[n].shape for p in plans])) for n, m in plans[0].items()}
+        return {n: (m.dtype, trials.recover([f[n].shape for f in found])) for n, m in found[0].items()}
 
     # -------------------------------------------------------------------------------- lowering
+
+    def copy(self) -> Graph:
+        """What is recorded so far."""
+        return Graph(dict(self.tensors), list(self.nodes), self.sizes)
 
     def lower(self, outputs: SymTensor | Sequence[SymTensor], mode: LoweringMode | None = None, seeds: Sequence[SymTensor] | None = None,
               input_gradients: Sequence[SymTensor] = (), fuse: bool = True) -> Model:  # fmt: skip
@@ -341,6 +398,7 @@ class Graph:
             {
                 "name": n.name, "op": n.op.name, "attrs": _plain(dict(n.op.attrs)), "inputs": dict(n.inputs),
                 "outputs": {k: {"name": v, "dtype": self.tensors[v].dtype, "shape": shape(v)} for k, v in n.outputs.items()},
+                **({"updates": [k for k, v in n.inputs.items() if v in n.updated]} if n.updated else {}),
             }
             for n in self.nodes
         ]  # fmt: skip
@@ -352,8 +410,9 @@ class Graph:
             "stop_gradient": [],
         }
 
-    def to_json(self, outputs: Sequence[SymTensor] = ()) -> str:
+    def to_json(self, outputs: SymTensor | Sequence[SymTensor] = ()) -> str:
         """`to_dict` as text."""
+        outputs = [outputs] if isinstance(outputs, SymTensor) else outputs
         return json.dumps(self.to_dict([o.name for o in outputs]), indent=1)
 
     def dot(self) -> str:

@@ -1,6 +1,6 @@
 """Copies and sums of tensors of one shape, whatever their strides and dtypes: what a graph needs between its ops.
 
-add(Meta("f32", ...), out=..., other=...)    # Launch: out = x + other, added in float32 or wider, rounded once
+add(Meta("f32", ...), other, out)    # Launch: out = x + other, added in float32 or wider, rounded once
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import triton.language as tl
 from . import layout
 from .elementwise import BLOCK, tiles, triton_dtype
 from .kernels import coordinates, offset, tile
-from .layout import Operand
-from .plan import Kernel, Launch, Meta, TooManyDims
+from .layout import Operand, Space
+from .plan import Kernel, Launch, Meta, TooManyDims, cdiv
+
+DEEP = 8
+"""Dims that do not merge, of a copy at most."""
 
 
 @triton.jit
@@ -28,7 +31,27 @@ def move(
     tl.store(out_ptr + offset(i, at, out_strides), value.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-_KERNEL = Kernel.of(move)
+@triton.jit
+def place(i, extents, steps):
+    """Where a tensor of these strides keeps the element of linear index `i`."""
+    at = i * 0
+    for k in tl.static_range(7, -1, -1):
+        at += i % extents[k] * steps[k]
+        i = i // extents[k]
+    return at
+
+
+@triton.jit
+def move_deep(
+    x_ptr, x_steps, other_ptr, other_steps, out_ptr, out_steps, extents, n: tl.int64, COMPUTE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same over more dims, by divisions of 64 bits: rare, and slow."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    value = tl.load(x_ptr + place(i, extents, x_steps), mask=mask).to(COMPUTE)
+    if other_ptr is not None:
+        value += tl.load(other_ptr + place(i, extents, other_steps), mask=mask).to(COMPUTE)
+    tl.store(out_ptr + place(i, extents, out_steps), value.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def copy(x: Meta, out: Meta) -> Launch:
@@ -46,22 +69,34 @@ def _launch(metas: dict[str, Meta], compute: str) -> Launch:
     shape = metas["out"].shape
     axes = [("...", k - len(shape)) for k in range(len(shape))]
     operands = {n: Operand(n, dict(zip(axes, m.shape)), dict(zip(axes, m.strides))) for n, m in metas.items()}
-    extents = dict(zip(axes, shape))
-    space = layout.iterate(axes, extents, [operands["out"], *operands.values()])
-    linear, reach = space.linear(), space.count
-    values: dict[str, object] = {
-        "sizes": None, "n": space.count, "COMPUTE": triton_dtype({"f16": "f32", "bf16": "f32"}.get(compute, compute)),
-        "RAGGED": space.ragged, "BLOCK": BLOCK, "other_strides": None,
+    space = layout.iterate(axes, dict(zip(axes, shape)), [operands["out"], *operands.values()])
+    number = triton_dtype({"f16": "f32", "bf16": "f32"}.get(compute, compute))
+    values = {"n": space.count, "COMPUTE": number, "BLOCK": BLOCK}
+    pointers = {f"{n}_ptr": n for n in metas}
+    strided = {n for n, o in operands.items() if not _linear(o, space)}
+    if strided and len(space.dims) > layout.RANK:
+        if len(space.dims) > DEEP:
+            raise TooManyDims(f"{len(space.dims)} dims that do not merge; a copy takes {DEEP}")
+        more = {f"{n}_steps": _steps(operands.get(n), space) for n in ("x", "other", "out")}
+        values |= {**more, "extents": (*(1,) * (DEEP - len(space.sizes)), *space.sizes)}
+        return Launch(Kernel.of(move_deep), (cdiv(space.count, BLOCK), 1, 1), pointers, values)
+    reach = max(
+        [space.count, *(1 + sum((n - 1) * abs(o.strides[a]) for a, n in o.extents.items()) for o in operands.values())]
+    )
+    values |= {f"{n}_strides": space.strides(operands[n]) if n in strided else None for n in ("x", "other", "out")}
+    patch, programs = tiles(space, list(operands.values()))
+    values |= {
+        "sizes": layout.divisors(space.sizes) if strided else None, "patch_sizes": patch, "RAGGED": space.ragged,
+        "WIDE": reach + 2 * BLOCK >= 2**31,
     }  # fmt: skip
-    for name, operand in operands.items():
-        strides = None
-        if any(operand.strides[a] != linear[a] for a in axes if extents[a] != 1):
-            strides = space.strides(operand)
-            if len(space.dims) > layout.RANK:
-                raise TooManyDims(f"{len(space.dims)} dims that do not merge; a copy takes {layout.RANK}")
-            values["sizes"] = layout.divisors(space.sizes)
-            reach = max(reach, 1 + sum((extents[a] - 1) * abs(operand.strides[a]) for a in axes))
-        values[f"{name}_strides"] = strides
-    values["WIDE"] = reach + 2 * BLOCK >= 2**31
-    values["patch_sizes"], programs = tiles(space, list(operands.values()))
-    return Launch(_KERNEL, (programs, 1, 1), {f"{n}_ptr": n for n in metas}, values)
+    return Launch(Kernel.of(move), (programs, 1, 1), pointers, values)
+
+
+def _linear(operand: Operand, space: Space) -> bool:
+    linear = space.linear()
+    return all(operand.strides[a] == linear[a] for a in space.order if space.extents[a] != 1)
+
+
+def _steps(operand: Operand | None, space: Space) -> tuple[int, ...]:
+    own = [operand.strides[g[-1]] if operand is not None else 0 for g in space.dims]
+    return (*(0,) * (DEEP - len(own)), *own)

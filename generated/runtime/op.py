@@ -267,8 +267,30 @@ class RuntimeOp:
         """As `param_init_data`."""
         return {b.name: b.init for b in self.buffers}
 
+    def output_metas(self, given: Mapping[str, Given]) -> dict[str, Meta]:
+        """Dtype and shape of each output. Nothing is planned, so extents may be beyond what a device takes.
+
+        Raises:
+            TypeError, ValueError: as a call would, naming op and argument.
+        """
+        self._check_dtypes(given)
+        if type(self).require_given is not RuntimeOp.require_given:
+            self._require_given(given)
+        there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
+        extents, compute = self.extents(self.bind(there, given), there), self.compute_dtype(given)
+        known, out = {a[0] for a in extents}, {}
+        for tensor in self.outputs:
+            dims = layout.parse_dims(tensor.dims)
+            if any(not d.pack and a not in known and not n for d in dims for a, n in zip(d.axes, d.fixed)):
+                raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments")
+            own = {a: n for a, n in extents.items() if a[0] in layout.names(tensor.dims)}
+            out[tensor.name] = self.allocated(
+                tensor, self.output_dtype(tensor, given, compute), extents, Space(tuple(own), own, (), ())
+            )
+        return out
+
     def output_shapes(self, given: Mapping[str, Given]) -> tuple[tuple[int, ...], ...]:
-        return tuple(m.shape for m in self.plan_forward(given).outputs.values())
+        return tuple(m.shape for m in self.output_metas(given).values())
 
     def between(self, plan: Plan, training: bool) -> dict[str, Meta]:
         """The scratch of a forward: without training also what its stages hand on to one another that would be kept else."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from . import extents
-from .extents import Size
+from .extents import Extent, Size
 from .layout import ShapeError
 from .plan import Meta
 
@@ -49,6 +49,9 @@ class Reshape(Shaping):
     to: tuple[Size, ...]
 
     def shape(self, shape: Sequence[Size]) -> tuple[Size, ...]:
+        for n in self.to:
+            if not isinstance(n, Extent) and (type(n) is not int or n < -1):
+                raise ShapeError(f"reshape: {n!r} is no extent: a number, -1, or an extent of another shape")
         whole, unknown = extents.product(shape), [k for k, n in enumerate(self.to) if n == -1]
         if len(unknown) > 1:
             raise ShapeError(f"reshape: {extents.text(self.to)} has more than one -1")
@@ -85,7 +88,9 @@ class Permute(Shaping):
     dims: tuple[int, ...]
 
     def shape(self, shape: Sequence[Size]) -> tuple[Size, ...]:
-        if sorted(d % max(len(shape), 1) for d in self.dims) != list(range(len(shape))):
+        rank = len(shape)
+        whole = all(type(d) is int and -rank <= d < rank for d in self.dims)
+        if not whole or sorted(d % rank for d in self.dims) != list(range(rank)):
             raise ShapeError(f"permute: {list(self.dims)} does not name each of {len(shape)} dims once")
         return tuple(shape[d] for d in self.dims)
 

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_TUPLES = {"_strides": 4, "patch_sizes": 3, "sizes": 6}
-"""Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their inverses."""
+_TUPLES = {"_strides": 4, "patch_sizes": 3, "sizes": 6, "_steps": 8, "extents": 8}
+"""Items of the tuples, by how their names end: strides of four dims, sizes of a patch, three extents with their inverses; strides and
+extents of eight dims."""
 
 
 _ROLES = {"constexpr": "constexpr", "int64": "i64", "float64": "f64", "fp64": "f64"}

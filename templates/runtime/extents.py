@@ -1,7 +1,7 @@
 """Extents that are not known yet: products of named sizes, and how shapes of results are found in terms of them.
 
-An op infers shapes from numbers. So a graph asks it twice, with numbers that no other extent has as a factor, and reads off
-what each extent of a result is made of.
+An op infers shapes from numbers. So a graph asks it twice, with numbers that have large primes as factors, and reads off what each
+extent of a result is made of.
 
     batch = Extent.named("batch")
     str(batch * 2)                     # "2*batch"
@@ -11,16 +11,21 @@ what each extent of a result is made of.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from .layout import ShapeError
 
-_STEP = 48
+_STEP = 5040
 """What a trial size is a multiple of, so that halves, thirds and heads of it are whole."""
-_PRIMES = ((101, 107, 113, 131, 139, 151, 163, 173), (103, 109, 127, 137, 149, 157, 167, 179))
-"""One for each unknown size, in each of the two trials."""
+_PRIMES = (
+    (1048583, 1048589, 1048601, 1048609, 1048613, 1048627, 1048633, 1048661),
+    (2097169, 2097211, 2097223, 2097229, 2097257, 2097259, 2097287, 2097289),
+)
+"""One for each unknown size, in each of the two trials. No known extent has one as a factor: it would be read as a size; then the two
+trials differ, and it is an error."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Extent:
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """The number. Raises ShapeError where it is not whole, KeyError where a size is missing."""
+        if any(p < 0 and sizes[n] == 0 for n, p in self.powers):
+            raise ShapeError(f"{self} has no value where {', '.join(n for n, p in self.powers if p < 0)} is 0")
         value = self.factor * math.prod(Fraction(sizes[n]) ** p for n, p in self.powers)
         if value.denominator != 1:
             raise ShapeError(f"{self} is {value} where {', '.join(f'{n} is {sizes[n]}' for n, _ in self.powers)}")
@@ -122,17 +129,29 @@ class Trials:
             raise ShapeError("the rank of a result depends on a size that is not known")
         return tuple(self._extent(pair) for pair in zip(first, second))
 
+    def told(self, message: str) -> str:
+        """A message about the first trial, with what its numbers stand for."""
+
+        def word(found: re.Match[str]) -> str:
+            number = int(found[0])
+            if all(number % prime for prime in self.primes[0].values()):
+                return found[0]
+            return str(self._made(number, 0))
+
+        return re.sub(r"\d{7,}", word, message)
+
     def _extent(self, pair: tuple[int, int]) -> Size:
-        found = []
-        for extent, sizes, primes in zip(pair, self.sizes, self.primes):
-            factor, powers = Fraction(extent), {}
-            for name, prime in primes.items():
-                while extent and factor.numerator % prime == 0:
-                    factor /= sizes[name]
-                    powers[name] = powers.get(name, 0) + 1
-            found.append(_simple(factor, powers))
-        if found[0] != found[1]:
+        first, second = (self._made(extent, trial) for trial, extent in enumerate(pair))
+        if first != second:
             raise ShapeError(
                 "an extent of a result is no product of the sizes that are not known: give them as numbers"
             )
-        return found[0]
+        return first
+
+    def _made(self, extent: int, trial: int) -> Size:
+        factor, powers = Fraction(extent), dict[str, int]()
+        for name, prime in self.primes[trial].items():
+            while extent and factor.numerator % prime == 0:
+                factor /= self.sizes[trial][name]
+                powers[name] = powers.get(name, 0) + 1
+        return _simple(factor, powers)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from . import groups
@@ -25,14 +24,16 @@ class Replacement:
     """A fused op in the place of several nodes."""
 
     nodes: tuple[str, ...]
-    """The nodes that go, in the order of the graph. The fused op can run where the last of them does."""
+    """The nodes that go, in the order of the graph; among them each `stop_gradient` that the op's own steps have. The fused op
+    runs where the last of them stood."""
     op: type[RuntimeOp]
     attrs: Mapping[str, Any]
     """What the op is made with: `op(**attrs)`."""
     operands: Mapping[str, Operand]
     """By the op's inputs and params: a tensor of the graph, a number, or None."""
     outputs: Mapping[str, str]
-    """By the op's outputs: the tensor of the graph that it makes. Other results of the nodes are no more."""
+    """By the op's outputs: the tensor of the graph that it makes. A gradient goes through it: a `stop_gradient` whose result others
+    read stays in the graph. Other results of the nodes are no more."""
 
 
 def matches(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> tuple[Replacement, ...]:
@@ -41,6 +42,11 @@ def matches(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> tup
     A fused op stands for nodes that are its steps, with its constants and choices, if its operands have the dtypes and axes
     that it takes, nothing else reads what it does not give, and gradients are stopped where its steps say so. Ops of more
     steps come first.
+
+    It is for the caller to order what is left. Each fused op stands where the last of its nodes stood. A node before that place
+    that reads one of its outputs, and what depends on that node in turn, must wait: at each point, of all nodes whose operands are
+    there, the one that stands first runs next. In that order every read of a tensor that a node updates in place is on the same
+    side of the update as it was recorded: where it would not be, nothing is replaced.
 
     Args:
         graph: a recorded graph.
@@ -65,26 +71,25 @@ def candidates(graph: Mapping[str, Any], ops: Mapping[str, type[RuntimeOp]]) -> 
     read = groups.read(graph)
     done = [r.nodes for r in _replacements(read, ops)]
     found = groups.groups(read, lambda node: _inside(ops, node))
-    named = (tuple(read.nodes[k].name for k in nodes) for nodes in found)
+    named = (groups.recorded(read, nodes) for nodes in found)
     return tuple(nodes for nodes in named if not any(set(nodes) <= set(one) for one in done))
 
 
 def installed() -> dict[str, type[RuntimeOp]]:
-    """The ops of this package that say what they stand for. Found by a look at the text, so that no other is imported."""
+    """The ops of this package that stand for others, by name. No other op is imported."""
     package = __package__.rpartition(".")[0]
     out: dict[str, type[RuntimeOp]] = {}
-    for path in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):
-        if "\n    fuses = (" in path.read_text(encoding="utf-8"):
-            module = importlib.import_module(f"{package}.ops.{path.stem}")
-            own = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RuntimeOp))
-            out |= {v.name: v for v in own if v.__module__ == module.__name__}
+    for name in importlib.import_module(f"{package}.ops").FUSED:
+        module = importlib.import_module(f"{package}.ops.{name}")
+        own = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RuntimeOp))
+        out |= {v.name: v for v in own if v.__module__ == module.__name__}
     return out
 
 
 def _replacements(graph: Graph, ops: Mapping[str, type[RuntimeOp]]) -> Iterable[Replacement]:
     patterns = [_pattern(op) for op in ops.values() if op.fuses]
     for o in groups.occurrences(graph, patterns, lambda node: _inside(ops, node)):
-        op, names = ops[o.pattern.op], tuple(graph.nodes[k].name for k in o.nodes)
+        op, names = ops[o.pattern.op], groups.recorded(graph, o.nodes)
         attrs = {n: int(v) if op.kinds[n] == "int" and isinstance(v, float) else v for n, v in o.attrs.items()}
         yield Replacement(names, op, attrs, o.operands, o.outputs)
 
@@ -103,27 +108,22 @@ def _inside(ops: Mapping[str, type[RuntimeOp]], node: Node) -> Member | None:
 
 def member(op: type[RuntimeOp], attrs: Mapping[str, Any]) -> Member | None:
     """What an op with these attrs is to a group; None where it has a kernel beside which no other op has room."""
-    if op.buffers or op.sliced or any(t.chosen or not t.differentiable for t in op.outputs):
+    if (
+        op.buffers
+        or op.sliced
+        or any(t.chosen or not t.differentiable for t in op.outputs)
+        or set(op.kinds) - set(attrs)
+    ):
         return None
-    arguments, outputs = (
-        [_argument(t, role) for t, role in tensors]
-        for tensors in (
-            [*((t, "input") for t in op.inputs), *((t, "param") for t in op.params)],
-            [(t, "output") for t in op.outputs],
-        )
+    given = {n: attrs[n] for n in op.kinds}
+    arguments = [*(_argument(t, "input") for t in op.inputs), *(_argument(t, "param") for t in op.params)]
+    outputs = [_argument(t, "output") for t in op.outputs]
+    return groups.declared(
+        arguments, outputs, op(**given).axis_position(), {axis: given[n] for axis, n in op.sized.items()}
     )
-    known = [[a for a in side if a is not None] for side in (arguments, outputs)]
-    if len(known[0]) < len(arguments) or len(known[1]) < len(outputs) or set(op.kinds) - set(attrs):
-        return None
-    attrs = {n: v for n, v in attrs.items() if n in op.kinds}
-    axis, at, keeps = op(**attrs).axis_position() or ("", None, False)
-    ranks = {a: len(v) if isinstance(v, tuple) else 1 for a, n in op.sized.items() if (v := attrs[n]) is not None}
-    return Member(tuple(known[0]), tuple(known[1]), axis, at, keeps, ranks)
 
 
-def _argument(tensor: Tensor, role: str) -> Argument | None:
-    dims = groups.words(tensor.dims)
-    if dims is None or tensor.indexes:
+def _argument(t: Tensor, role: str) -> Argument | None:
+    if t.indexes:
         return None
-    stretches = bool(tensor.broadcast) and role != "output"
-    return Argument(tensor.name, dims, tensor.dtypes, role, stretches, tensor.optional, tensor.scalar)
+    return groups.argument(t.name, t.dims, t.dtypes, role, bool(t.broadcast), t.optional, t.scalar)

@@ -266,7 +266,7 @@ class LinearForward(Rows, Product):
             rows_by_matrix, tile.tiles(rows, columns), a_ptr=a, a_strides=steps[a], b_ptr="weight", b_strides=(*strides, 0, 0),
             bias_ptr=bias if own is not None else None, bias_strides=(*own.strides, 0, 0, 0) if isinstance(own, Meta) else None,
             c_ptr=c, c_strides=steps[c], row_sizes=row_sizes, n_rows=rows, n_inner=inner, n_columns=columns,
-            **self._dtypes(dtype), WIDE=is_wide(known[a], known["weight"], known[c]), **tile.blocks, warps=tile.warps,
+            **self._dtypes(dtype), WIDE=is_wide(known[a], known["weight"], known[c], known.get("bias")), **tile.blocks, warps=tile.warps,
             stages=tile.stages,
         )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 An `Optimizer` is a torch.optim.Optimizer: learning rate schedulers, `torch.amp.GradScaler` and hooks take it, its state dict is
 in the format of torch's own. `step` is `prepare`, what the host does, and `launch`, what the device does; a CUDA graph that holds
-`launch` is replayed after `prepare`, with any hyper-parameters.
+`clip_grad_norm` and `launch` is replayed after `prepare`, with any hyper-parameters. Whoever captures it keeps `held`, and compares
+`arrangement` after each `prepare`: where it is another, the graph is not to be replayed.
 
     optimizer = Optimizer(Momentum, model.parameters(), lr=3e-4, ...)
     optimizer.clip_grad_norm(1.0)
@@ -12,8 +13,8 @@ in the format of torch's own. `step` is `prepare`, what the host does, and `laun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -54,19 +55,40 @@ class _Own:
 
 @dataclass
 class _Batch:
-    """The tensors of one launch, and its tables on the device."""
+    """The tensors of one launch, and its tables on the device, which stay where they are as long as it is of these tensors."""
 
     params: list[torch.Tensor]
     first: list[int]
-    work: torch.Tensor
     launch: Launch
     dtypes: dict[str, str]
-    table: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    work: torch.Tensor
+    table: torch.Tensor
+    numbers: torch.Tensor
+    """With room for numbers of each tensor's own."""
     rows: list[list[int]] = field(default_factory=list)
-    numbers: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: list[list[float]] = field(default_factory=list)
-    kept: list[torch.Tensor] = field(default_factory=list)
-    """Copies of gradients that lie otherwise in memory than their parameter."""
+    places: list[int] = field(default_factory=list)
+    """Where the numbers of each tensor begin."""
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By tensor, where a launch first copies a gradient that lies otherwise in memory than its parameter."""
+
+    def baked(self) -> tuple[Hashable, ...]:
+        """What of it stands in a graph."""
+        return len(self.work), *(t.data_ptr() for t in (self.work, self.table, self.numbers))
+
+
+@dataclass
+class _Clip:
+    """What finding the norm of all gradients writes."""
+
+    limit: torch.Tensor
+    parts: torch.Tensor
+    factor: torch.Tensor
+    norm: torch.Tensor
+    """Of the last call: it is the caller's."""
+
+    def fits(self, count: int, dtype: torch.dtype, device: torch.device) -> bool:
+        return self.parts.numel() == count and self.factor.dtype == dtype and self.parts.device == device
 
 
 @dataclass
@@ -127,10 +149,16 @@ class Optimizer(torch.optim.Optimizer):
         self._trained = op.trained().name
         self._own: dict[torch.Tensor, _Own] = {}
         self._batches: dict[Any, _Batch] = {}
-        self._factor: torch.Tensor | None = None
-        self._limit: tuple[float, torch.Tensor] | None = None
+        self._prepared = False
+        """Whether the tables are those of the parameters, state and bound gradients that there are."""
+        self._factor: tuple[torch.Tensor, bool] | None = None
+        """What the next launch multiplies gradients by, and whether it was found in a graph that is captured."""
+        self._clip: _Clip | None = None
         self._undo: list[tuple[_Own, tuple[int, bool, dict[str, float]]]] = []
         self._flag: tuple[torch.Tensor, Any] | None = None
+        """Of the last step, with the event after which the host may read it."""
+        self._replayed: torch.Tensor | None = None
+        """The flag that replays of a captured launch write."""
         self._host: torch.Tensor | None = None
         """Pinned memory for what is found of a step."""
         super().__init__(params, dict(hyper))
@@ -150,6 +178,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         for param in group["params"]:
             self._own[param] = _Own()
+        self._prepared = False
 
     def _check(self, param: torch.Tensor) -> None:
         name = f"{self.op.name}: a parameter of shape {tuple(param.shape)}"
@@ -185,13 +214,23 @@ class Optimizer(torch.optim.Optimizer):
         if copy is not None and not _alike(copy, param):
             raise ValueError(f"{self.op.name}: `copy` has the strides {copy.stride()}, its parameter {param.stride()}")
         own.grad, own.copy, own.chosen = grad, copy, None
+        self._prepared = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients; those that were given by `bind` are filled with zeros."""
+        """Drops the gradients, and a factor of `clip_grad_norm` that no step has used. Those that were given by `bind` are filled
+        with zeros, and stay in `.grad` where they are."""
+        bound = [(p, own.grad) for p, own in self._own.items() if own.grad is not None]
+        attached = [(p, grad) for p, grad in bound if p.grad is grad]
         super().zero_grad(set_to_none)
-        bound = [own.grad for own in self._own.values() if own.grad is not None]
+        for param, grad in attached:
+            param.grad = grad
         if bound:
-            torch._foreach_zero_(bound)
+            torch._foreach_zero_([grad for _, grad in bound])
+        self._factor = None
+
+    def _grad(self, param: torch.Tensor) -> torch.Tensor | None:
+        bound = self._own[param].grad
+        return param.grad if bound is None else bound
 
     def _instance(self, group: Mapping[str, Any], own: _Own) -> StepOp:
         """The op with the hyper-parameters of a group and the numbers of a parameter's next step."""
@@ -218,19 +257,36 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """What the host does of a step: counts it, and brings addresses and numbers to the device by small asynchronous copies."""
+        """What the host does of a step: counts it, and brings addresses and numbers to the device by small asynchronous copies. The
+        gradients need not be computed yet, but must be where they will be.
+
+        Raises:
+            RuntimeError: a graph is captured: what the host does, no replay does again.
+        """
+        if _capturing():
+            raise RuntimeError(f"{self.op.name}: `prepare` and `step` cannot be captured; capture `launch`")
         self._settle()
+        self._flag = None if self._replayed is None else (self._replayed, None)
         for member in self._arrange():
             own = member.own
             self._undo.append((own, own.saved()))
             own.step, own.fresh, own.numbers = own.step + 1, False, {**own.numbers, **member.kind.advanced}
+        self._prepared = True
 
     @torch.no_grad()
     def launch(self) -> None:
-        """What the device does of a step, as it was prepared: one launch a combination of dtypes, choices and device."""
-        scale, found_inf = self._factor, self._scaler("found_inf")
+        """What the device does of a step, as it was prepared: one launch a combination of dtypes, choices and device.
+
+        Raises:
+            RuntimeError: nothing was prepared, or not what there is now; or `clip_grad_norm` stands outside of the graph that this
+                is captured in.
+        """
+        capturing = _capturing()
+        self._require_prepared("launch", capturing)
+        scale, found_inf = self._taken(capturing), self._scaler("found_inf")
         if scale is None and (own := self._scaler("grad_scale")) is not None:
             scale = own.to(torch.float32).reciprocal()
+        self._copy_gradients()
         for batch in self._batches.values():
             tensors = {"work": batch.work, "table": batch.table, "numbers": batch.numbers}
             tensors |= {
@@ -238,22 +294,52 @@ class Optimizer(torch.optim.Optimizer):
             }
             _run([batch.launch], tensors, batch.work.device)
             torch.autograd.graph.increment_version(batch.params)
+        flag = None if found_inf is None else self._fetched(found_inf, capturing)
+        if capturing:
+            self._replayed = None if flag is None else flag[0]
+        else:
+            self._flag = flag
+
+    def _require_prepared(self, what: str, capturing: bool) -> None:
+        ready = self._prepared and all(b.values for b in self._batches.values())
+        if not ready or (capturing and not self._batches):
+            raise RuntimeError(
+                f"{self.op.name}: `{what}`: no step of these parameters, state and gradients is prepared; call `step` or `prepare` before"
+            )
+
+    def _taken(self, capturing: bool) -> torch.Tensor | None:
+        """The factor, which is of one launch."""
+        if self._factor is None:
+            return None
+        factor, captured = self._factor
+        if captured != capturing:
+            raise RuntimeError(
+                f"{self.op.name}: `clip_grad_norm` and `launch` are captured in one graph or in none; `zero_grad` drops the factor"
+            )
         self._factor = None
-        self._flag = None if found_inf is None else self._fetched(found_inf)
+        return factor
+
+    def _copy_gradients(self) -> None:
+        """Those that lie otherwise in memory than their parameters, as they are now, to where the table has them."""
+        for batch in self._batches.values():
+            for k, copy in batch.copies.items():
+                grad = self._grad(batch.params[k])
+                if grad is not None:
+                    copy.copy_(grad)
 
     def _scaler(self, name: str) -> torch.Tensor | None:
         """What a GradScaler has set: it sets both before a step and deletes them after it."""
         value = getattr(self, name, None)
         return value if isinstance(value, torch.Tensor) else None
 
-    def _fetched(self, flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def _fetched(self, flag: torch.Tensor, capturing: bool) -> tuple[torch.Tensor, Any]:
         """The flag on its way to the host, and the event after it; none while a graph is captured."""
         if flag.device.type != "cuda":
             return flag.clone(), None
         if self._host is None:
             self._host = torch.empty((), pin_memory=True)
         self._host.copy_(flag.reshape(()), non_blocking=True)
-        if torch.cuda.is_current_stream_capturing():
+        if capturing:
             return self._host, None
         return self._host, torch.cuda.current_stream(flag.device).record_event()
 
@@ -279,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
             kinds: dict[Any, _Kind] = {}
             for param in group["params"]:
                 own = self._own[param]
-                grad = param.grad if own.grad is None else own.grad
+                grad = self._grad(param)
                 if grad is None:
                     continue
                 slot = (place, own.step, own.fresh, *own.numbers.values())
@@ -320,34 +406,80 @@ class Optimizer(torch.optim.Optimizer):
         own.chosen = kind.chosen
 
     def _batch(self, old: _Batch | None, members: Sequence[_Member], numbers: bool) -> _Batch:
-        """The batch of these members, with the tables of the old one where they still are right."""
-        params, device = [m.param for m in members], members[0].param.device
+        """The batch of these members: the old one where it is of the same tensors, for a graph may read its tables."""
+        params = [m.param for m in members]
         if old is None or len(old.params) != len(params) or any(a is not b for a, b in zip(old.params, params)):
-            first, work = tiles(p.numel() for p in params)
-            dtypes = members[0].dtypes(self.op.inputs[0].name)
-            launch = members[0].kind.op.step_launch(len(work), dtypes)
-            old = _Batch(params, first, _sent(work, torch.int32, device), launch, dtypes)
-        slots = {m.slot: m.kind.op for m in members}
-        values = [op.slot() for op in slots.values()] if numbers else old.values
-        order = {slot: k * len(self.op.slots) for k, slot in enumerate(slots)}
-        old.kept = []
-        rows = [self._row(m, first, order[m.slot], old.kept) for m, first in zip(members, old.first)]
+            old = self._new_batch(params, members[0])
+        if numbers or not old.places:
+            slots = {m.slot: m.kind.op for m in members}
+            order = {slot: k * len(self.op.slots) for k, slot in enumerate(slots)}
+            old.places = [order[m.slot] for m in members]
+            values = [op.slot() for op in slots.values()]
+            if numbers and values != old.values:
+                old.values = values
+                _send(values, old.numbers)
+        kept, old.copies = old.copies, {}
+        for k, m in enumerate(members):
+            if not _alike(m.grad, m.param):
+                same = kept.get(k)
+                old.copies[k] = torch.empty_like(m.param, dtype=m.grad.dtype) if same is None else same
+        rows = [self._row(m, old, k) for k, m in enumerate(members)]
         if rows != old.rows:
-            old.rows, old.table = rows, _sent(rows, torch.int64, device, old.table)
-        if values != old.values:
-            old.values, old.numbers = values, _sent(values, torch.float64, device, old.numbers)
+            old.rows = rows
+            _send(rows, old.table)
         return old
 
-    def _row(self, member: _Member, first: int, numbers: int, kept: list[torch.Tensor]) -> list[int]:
-        param, grad, own = member.param, member.grad, member.own
-        if not _alike(grad, param):
-            grad = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
-            kept.append(grad)
+    def _new_batch(self, params: list[torch.Tensor], member: _Member) -> _Batch:
+        device = member.param.device
+        first, work = tiles(p.numel() for p in params)
+        dtypes = member.dtypes(self.op.inputs[0].name)
+        words = len(self.op.row(Place(0, 0, True, 0), [0] * (1 + len(self.op.stored()))))
+        table = torch.empty((len(params), words), dtype=torch.int64, device=device)
+        numbers = torch.empty((len(params), len(self.op.slots)), dtype=torch.float64, device=device)
+        tiled = torch.empty(len(work), dtype=torch.int32, device=device)
+        _send(work, tiled)
+        return _Batch(params, first, member.kind.op.step_launch(len(work), dtypes), dtypes, tiled, table, numbers)
+
+    def _row(self, member: _Member, batch: _Batch, k: int) -> list[int]:
+        param, own = member.param, member.own
         state, trained = self.state[param], self._trained
-        addresses = [0 if own.copy is None else own.copy.data_ptr(), grad.data_ptr()]
+        addresses = [0 if own.copy is None else own.copy.data_ptr(), batch.copies.get(k, member.grad).data_ptr()]
         addresses += [(param if n == trained else state[n]).data_ptr() if n else 0 for n in own.there]
         aligned = all(a % VECTOR == 0 for a in addresses)
-        return self.op.row(Place(param.numel(), first, aligned, numbers), addresses)
+        return self.op.row(Place(param.numel(), batch.first[k], aligned, batch.places[k]), addresses)
+
+    # -------------------------------------------------------------------------------- what a graph has of it
+
+    @property
+    def arrangement(self) -> Hashable:
+        """What a captured launch has in it: kernels, grids, and the addresses that no table has. A graph is replayed after `prepare`
+        if this is what it was when the graph was captured.
+
+        It is another after a step of other parameters (of an added group, or some without a gradient), of other dtypes, flags or
+        choices, or with other tensors of a GradScaler. Hyper-parameters, loaded state and gradients elsewhere leave it what it is:
+        they stand in the tables.
+        """
+        scaler = tuple(None if t is None else t.data_ptr() for t in map(self._scaler, ("grad_scale", "found_inf")))
+        return scaler, tuple((key, *b.baked(), *self._copied(b)) for key, b in self._batches.items())
+
+    def _copied(self, batch: _Batch) -> list[Hashable]:
+        """From where to where a launch copies gradients."""
+        pairs = [(k, self._grad(batch.params[k]), copy) for k, copy in batch.copies.items()]
+        return [(k, copy.data_ptr(), None if g is None else (g.data_ptr(), g.stride())) for k, g, copy in pairs]
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor that a launch and `clip_grad_norm` read or write as they are now: a captured graph reads them for as long as
+        it is replayed, so whoever captures keeps them."""
+        found: list[torch.Tensor | None] = [self._scaler("grad_scale"), self._scaler("found_inf"), self._host]
+        if self._clip is not None:
+            found += [self._clip.limit, self._clip.parts, self._clip.factor, self._clip.norm]
+        for batch in self._batches.values():
+            found += [batch.work, batch.table, batch.numbers, *batch.copies.values()]
+            for param in batch.params:
+                own = self._own[param]
+                state = [v for v in self.state[param].values() if isinstance(v, torch.Tensor)]
+                found += [param, self._grad(param), own.copy, *state]
+        return tuple(t for t in found if t is not None)
 
     # -------------------------------------------------------------------------------- the norm of the gradients
 
@@ -355,36 +487,54 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """The 2-norm of all gradients together; the next step multiplies them by what makes it `max_norm` at most.
 
-        The gradients stay as they are, and nothing waits for the device. A graph may hold it, if it was called with this `max_norm` before. The sums are the same bits every time. With `grad_scale` the norm
-        is that of the gradients without it.
+        The gradients stay as they are, and nothing waits for the device. The sums are the same bits every time. With `grad_scale` the
+        norm is that of the gradients without it. It can be captured with the launch that follows: replays read the gradients that the
+        last `prepare` found. A clipped step before, with any limit, compiles its kernels.
 
         Returns:
-            The norm, of no dims, in float32, or in float64 where all gradients are.
+            The norm, of no dims, in float32, or in float64 where all gradients are. A captured one is written by each replay.
+
+        Raises:
+            ValueError: a negative limit, or gradients on several devices.
+            RuntimeError: it is captured, and no step was prepared before.
         """
         if not max_norm >= 0:
             raise ValueError(f"{self.op.name}: `max_norm` is {max_norm}; it is not negative")
-        self._arrange(numbers=False)
+        capturing = _capturing()
+        if capturing:  # the host's copies to the tables are not for a graph
+            self._require_prepared("clip_grad_norm", capturing)
+        else:
+            self._arrange(numbers=False)
         batches = list(self._batches.values())
         if len({b.work.device for b in batches}) > 1:
             raise ValueError(f"{self.op.name}: the gradients are on several devices")
         if not batches:
             return torch.zeros(())
-        device = batches[0].work.device
-        if self._limit is None or self._limit[0] != max_norm or self._limit[1].device != device:
-            self._limit = (max_norm, _sent([max_norm], torch.float64, device))
-        counts = [b.work.numel() for b in batches]
-        double = all(b.dtypes[self.op.inputs[0].name] == "f64" for b in batches)
-        parts = torch.empty(sum(counts), dtype=torch.float64, device=device)
-        norm = torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
-        self._factor = torch.empty((), dtype=norm.dtype, device=device)
-        tensors = {"limit": self._limit[1], "norm": norm, "factor": self._factor}
-        scale = self._scaler("grad_scale")
+        self._copy_gradients()
+        clip = self._clip = self._scratch(batches)
+        clip.limit.fill_(max_norm)
+        tensors = {"limit": clip.limit, "norm": clip.norm, "factor": clip.factor}
+        scale, device = self._scaler("grad_scale"), clip.limit.device
         tensors |= {} if scale is None else {"unscale": scale.to(device)}
-        tensors |= {"part0": parts}
+        tensors |= {"part0": clip.parts}
+        counts = [b.work.numel() for b in batches]
         for k, (batch, begin) in enumerate(zip(batches, itertools.accumulate([0, *counts]))):
-            tensors |= {f"work{k}": batch.work, f"table{k}": batch.table, f"part{k}": parts[begin:]}
+            tensors |= {f"work{k}": batch.work, f"table{k}": batch.table, f"part{k}": clip.parts[begin:]}
         _run(norm_launches(self.op, counts, [b.dtypes for b in batches]), tensors, device)
-        return norm
+        self._factor = clip.factor, capturing
+        return clip.norm
+
+    def _scratch(self, batches: Sequence[_Batch]) -> _Clip:
+        """The tensors of the last call where they fit, but for the norm: the last one is the caller's."""
+        device, count = batches[0].work.device, sum(b.work.numel() for b in batches)
+        double = all(b.dtypes[self.op.inputs[0].name] == "f64" for b in batches)
+        dtype = torch.float64 if double else torch.float32
+        norm = torch.empty((), dtype=dtype, device=device)
+        if self._clip is not None and self._clip.fits(count, dtype, device):
+            return replace(self._clip, norm=norm)
+        limit = torch.empty((), dtype=torch.float64, device=device)
+        parts = torch.empty(count, dtype=torch.float64, device=device)
+        return _Clip(limit, parts, torch.empty_like(norm), norm)
 
     # -------------------------------------------------------------------------------- state dicts
 
@@ -426,7 +576,7 @@ class Optimizer(torch.optim.Optimizer):
                     self._unpack(group, f"parameter {key}", param, saved[key], own[param], state, faults)
         if faults:
             raise ValueError(f"{self.op.name}: the state dict does not fit: {'; '.join(faults)}")
-        self._undo, self._flag, self._batches, self._factor = [], None, {}, None
+        self._undo, self._flag, self._factor, self._prepared = [], None, None, False
         for group, mine in zip(groups, self.param_groups):
             mine.update({n: v for n, v in group.items() if n not in ("params", "param_names")})
         self._own = own
@@ -487,15 +637,17 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(s == t for s, t, n in zip(a.stride(), b.stride(), a.shape) if n != 1) and _is_dense(a)
 
 
-def _sent(values: Any, dtype: torch.dtype, device: torch.device, old: torch.Tensor | None = None) -> torch.Tensor:
-    """The values on the device, in the old tensor's memory where they fit: a captured graph reads them there.
+def _send(values: Any, to: torch.Tensor) -> None:
+    """Writes numbers to the beginning of a table.
 
     The copy is asynchronous; its source is pinned memory, which torch keeps until it is done.
     """
-    source = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    if old is None or old.device != device or old.shape != source.shape:
-        return source.to(device, non_blocking=True, copy=True)
-    return old.copy_(source, non_blocking=True)
+    source = torch.tensor(values, dtype=to.dtype, pin_memory=to.device.type == "cuda").flatten()
+    to.view(-1)[: source.numel()].copy_(source, non_blocking=True)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _run(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

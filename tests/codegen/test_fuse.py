@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from codegen import fuse, groups, manifest
+from codegen import emit, fuse, groups, manifest
 from codegen.cli import main
+from codegen.config import Config
 from codegen.diagnostics import Report
-from codegen.fused import confirm, member
+from codegen.fused import confirm, member, pattern
 from codegen.loader import load, load_text
 from codegen.spec import OpSpec
 
@@ -43,7 +44,9 @@ class Recording:
         return name
 
     def node(self, op: str, shape: list[Any] | None = None, dtype: str = "", /, **given: Any) -> str:
-        """A node whose result has the shape and dtype of its first operand, unless another is given. `_n=3` is an attr."""
+        """A node whose result has the shape and dtype of its first operand, unless another is given. `_n=3` is an attr,
+        `updates=["mean"]` the arguments that it changes in place."""
+        more = {"updates": given.pop("updates")} if "updates" in given else {}
         inputs = {k: v for k, v in given.items() if not k.startswith("_")}
         first = next(v for v in inputs.values() if isinstance(v, str))
         name = f"{op}_{sum(n['op'] == op for n in self.data['nodes']) + 1}"
@@ -51,7 +54,8 @@ class Recording:
         dtype = dtype or self.shapes[first][1]
         attrs = {k[1:]: v for k, v in given.items() if k.startswith("_")}
         made = {"name": f"{name}.y", "dtype": dtype, "shape": shape}
-        self.data["nodes"].append({"name": name, "op": op, "attrs": attrs, "inputs": inputs, "outputs": {"y": made}})
+        node = {"name": name, "op": op, "attrs": attrs, "inputs": inputs, "outputs": {"y": made}, **more}
+        self.data["nodes"].append(node)
         self.shapes[f"{name}.y"] = (shape, dtype)
         return f"{name}.y"
 
@@ -267,6 +271,67 @@ def test_gradients_stop_where_the_graph_says_so() -> None:
     assert free.text != group.text and free.op == "exp_mul"
 
 
+def test_a_node_that_stops_a_gradient_is_a_mark_of_what_it_reads() -> None:
+    """It is folded into the node before it; several in a row are one."""
+    texts = []
+    for count in (1, 2):
+        g = Recording()
+        x = g.given("x")
+        e = g.node("exp", x=x)
+        for _ in range(count):
+            e = g.node("stop_gradient", x=e)
+        (group,) = found(g.ends(g.node("mul", x=e, other=x)))
+        assert group.nodes == ("exp_1", *(f"stop_gradient_{k + 1}" for k in range(count)), "mul_1")
+        texts.append(group.text)
+    assert texts[0] == texts[1] and "    exp_y = stop_gradient(exp(x=x))\n" in texts[0]
+
+
+def test_what_others_see_without_a_gradient_is_stopped_outside() -> None:
+    """The op gives the value as it is, so the node stays; a gradient that comes to the op's own output goes through."""
+    g = Recording()
+    x = g.given("x")
+    s = g.node("stop_gradient", x=g.node("exp", x=x))
+    (group,) = found(g.ends(g.node("mul", x=s, other=x), s))
+    assert group.nodes == (
+        "exp_1",
+        "mul_1",
+    ) and "reference: (torch.exp(x), torch.mul(torch.exp(x).detach(), x))" in lines(group)
+    (place,) = occurred(g.ends("mul_1.y", s), group.text)
+    assert place.outputs == {"exp_y": "exp_1.y", "y": "mul_1.y"}
+
+
+def occurred(graph: dict[str, Any], text: str) -> tuple[groups.Occurrence, ...]:
+    """Where the op of a spec stands in a graph."""
+    known = {op.name: op for op in specs()}
+    return groups.occurrences(
+        groups.read(graph),
+        [pattern(op) for op in load_text(text, Report())],
+        lambda node: member(known[node.op], node.attrs) if node.op in known else None,
+    )
+
+
+@pytest.mark.parametrize("reason", ["read by two", "given", "an output"])
+def test_a_chain_ends_where_the_value_before_the_stop_is_read_too(reason: str) -> None:
+    g = Recording()
+    x = g.given("x")
+    e = x if reason == "given" else g.node("exp", x=x)
+    s = g.node("stop_gradient", x=e)
+    y = g.node("mul", x=s, other=e if reason == "read by two" else g.given("z"))
+    assert found(g.ends(y, *([e] if reason == "an output" else []))) == ()
+
+
+def test_ints_have_no_gradient_to_stop() -> None:
+    """A mark at what has none makes no other op."""
+    texts = []
+    for marked in (False, True):
+        g = Recording()
+        c = g.node("gt", None, "bool", x=g.given("c"), other=0.0)
+        c = g.node("stop_gradient", x=c) if marked else c
+        (group,) = found(g.ends(g.node("where", None, "f32", condition=c, x=g.given("x"), other=g.given("z"))))
+        texts.append(group.text)
+    assert texts[0] == texts[1] and "stop_gradient" not in texts[0]
+
+
 def test_what_no_gradient_reaches_is_said() -> None:
     g = Recording()
     c = g.node("gt", None, "bool", x=g.given("c"), other=0.0)
@@ -274,6 +339,60 @@ def test_what_no_gradient_reaches_is_said() -> None:
     y = g.node("where", None, "f32", condition=c, x=f, other=g.given("x"))
     (group,) = found(g.ends(y))
     assert {"c: not_differentiable", "f: zero", "x: where(gt_y, 0, dy)"} <= set(lines(group))
+
+
+def around_an_update(case: str) -> list[tuple[str, ...]]:
+    """What is fused of `relu` and `mul` around a norm that updates a running mean."""
+    g = Recording()
+    x, mean = g.given("x"), g.given("mean", [64], "buffer")
+
+    def norm(x: str, updates: bool = True) -> str:
+        more = {"updates": ["running_mean", "running_var"]} if updates else {}
+        return g.node("batch_norm", x=x, running_mean=mean, running_var=None, **more)
+
+    if case == "updated before":
+        outputs = [norm(x)]
+    read = g.node("reshape", x=mean) if case == "read as a view" else mean
+    first = g.node("relu", x=x if case.startswith("waits") else read)
+    if case.startswith("waits"):
+        outputs = [norm(first)]
+    elif case != "updated before":
+        outputs = [norm(x, updates=case != "only read")]
+    if case == "waits with an update":
+        outputs.append(g.node("reshape", x=mean))
+    return fuses(g.ends(g.node("mul", x=first, other=g.given("w", g.shapes[first][0])), *outputs))
+
+
+@pytest.mark.parametrize(
+    ("case", "joined"),
+    [
+        ("only read", True), ("updated before", True), ("updated between", False), ("read as a view", False),
+        ("waits", True), ("waits with an update", False),
+    ],
+)  # fmt: skip
+def test_no_read_changes_sides_with_an_update(case: str, joined: bool) -> None:
+    """A fused op runs where its last node stood: what it reads must be the same there, also through a view; and what waits for
+    its results must not update what others have read in the meantime."""
+    assert around_an_update(case) == ([("relu_1", "mul_1")] if joined else [])
+
+
+def test_a_param_begins_as_its_step_has_it() -> None:
+    """`init`, or what an absent one stands for; a tensor that is an input has none."""
+    g = Recording()
+    n = g.node("rms_norm", x=g.given("x"), weight=g.given("norm.weight", [64], "param"), _eps=1e-6, _offset=0)
+    (group,) = found(g.ends(g.node("silu", x=n)))
+    assert "params: {weight: {axes: [N], init: 1}}" in lines(group)
+    (op,) = load_text(group.text, Report())
+    assert op.params[0].init is not None and op.params[0].init.value == 1
+    h = Recording()
+    own = {n: h.given(n, s, "param") for n, s in (("alpha", []), ("weight", [64]), ("bias", [64]))}
+    (group,) = found(h.ends(h.node("silu", x=h.node("dyt", x=h.given("x"), **own))))
+    wanted = "alpha: {axes: [], init: 0.5}, weight: {axes: [N], init: 1}, bias: {axes: [N], init: 0}"
+    assert f"params: {{{wanted}}}" in lines(group)
+    k = Recording()
+    w = k.given("w", [64], "param")
+    n = k.node("rms_norm", x=k.node("mul", x=k.given("x"), other=w), weight=w, _eps=1e-6, _offset=0)
+    assert [(t.name, t.init) for t in only(k.ends(n)).inputs] == [("x", None), ("w", None)]
 
 
 def test_dtypes_that_differ_end_a_chain() -> None:
@@ -404,6 +523,10 @@ DAMAGED = [
     ),
     ("nodes/0/inputs/x", True, "nodes[0].inputs.x: true is neither a tensor's name, nor a number, nor null"),
     ("nodes/0/inputs/x", ["x"], "nodes[0].inputs.x: a list is neither a tensor's name, nor a number, nor null"),
+    ("nodes/0/updates", "x", "nodes[0].updates: `x` is no list"),
+    ("nodes/0/updates", [0], "nodes[0].updates: 0 is no name"),
+    ("nodes/0/updates", ["mean"], "nodes[0].updates: `mean` is no input of the node"),
+    ("nodes/0/update", ["x"], "nodes[0]: `update` is not a key here; keys: name, op, attrs, inputs, outputs, updates"),
     ("nodes/0/attrs/alpha", {}, "nodes[0].attrs.alpha: an object is no value of an attr"),
     ("nodes/0/attrs/alpha", [[1]], "nodes[0].attrs.alpha: a list is no value of an attr"),
     ("nodes/0/outputs/y/name", "x", "nodes[0].outputs.y.name: two tensors are called `x`"),
@@ -567,6 +690,31 @@ def test_the_point_at_which_a_fused_op_differs_is_shown() -> None:
     confirm(ops["scaled_ramp"], ops, report)
     (error,) = report.errors
     assert error.code == "other-formula" and "of the steps" in error.notes[1].text
+
+
+def fused_ops(*names: str) -> bytes:
+    """The list of a package of `scaled_ramp` under these names, and the ops that it stands for."""
+    first = CHAIN.index("- op: scaled_ramp")
+    text = CHAIN[:first] + "".join(CHAIN[first:].replace("scaled_ramp", n) for n in names)
+    report = Report()
+    files = emit.render((), load_text(text, report), Config(tests=""), report)
+    assert not report.errors
+    (listing,) = [f for f in files.values() if f.path.endswith("/ops/__init__.py")]
+    assert listing.listing
+    return listing.content
+
+
+@pytest.mark.parametrize("before", [(), ("middle",)])
+def test_the_lists_of_two_branches_merge_line_by_line(tmp_path: Path, before: tuple[str, ...]) -> None:
+    """Also where a package had no fused op before. The outcome is a module, with what both have."""
+    for name, ops in (("ours", ("alpha", *before)), ("base", before), ("theirs", (*before, "omega", "beta"))):
+        (tmp_path / name).write_bytes(fused_ops(*ops))
+    merged = subprocess.run(
+        ["git", "merge-file", "--union", "-p", "ours", "base", "theirs"], cwd=tmp_path, capture_output=True, check=True
+    )
+    space: dict[str, Any] = {}
+    exec(merged.stdout, space)
+    assert sorted(space["FUSED"]) == sorted({"alpha", "beta", "omega", *before})
 
 
 # ---------------------------------------------------------------------------------------------- the command

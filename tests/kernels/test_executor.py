@@ -99,9 +99,10 @@ def test_several_seeds() -> None:
     graph, outputs = gated()
     run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
     params, inputs = leaves(run), given()
+    one = torch.ones((), device=DEVICE)
     seed = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(9)).to(DEVICE)
     run.forward_train(**inputs)
-    run.backward({outputs[1].name: seed})
+    run.backward({outputs[1].name: seed, outputs[0].name: one})
     loss, out = by_torch(params, **inputs)
     torch.autograd.backward([loss, out], [torch.ones_like(loss), seed])
     for name, param in params.items():
@@ -213,6 +214,106 @@ def test_gradients_that_are_one_cotangent_do_not_share_memory() -> None:
     assert torch.equal(run.grads["v"], seed.sum(0))
 
 
+def test_a_cotangent_that_is_the_gradient_of_several() -> None:
+    """Two params and an input of which nothing but the sum is read; the first backward and the later ones."""
+    x, graph = SymTensor.input("f32", (3, 4))
+    w, v = (graph.param(n, (3, 4), init=1) for n in "wv")
+    run = graph.lower(generated.square(generated.add(generated.add(w, v), x)), input_gradients=[x]).load(DEVICE)
+    seed = torch.arange(12.0, device=DEVICE).reshape(3, 4)
+    for count in (1, 2):
+        run.forward_train(torch.zeros(3, 4, device=DEVICE))
+        run.backward(seed)
+        for grad in (run.grads["w"], run.grads["v"], run.input_grads["x"]):
+            assert torch.equal(grad, count * 4 * seed)
+
+
+def _statistics(graph: Graph) -> tuple[SymTensor, SymTensor]:
+    return graph.buffer("rm", (4,), init=1.0), graph.buffer("rv", (4,), init=1.0)
+
+
+def test_a_backward_reads_buffers_as_they_were() -> None:
+    """A product with a running mean that is updated after it; the running statistics first as they are, then updated."""
+    x, graph = SymTensor.input("f32", (None, 4))
+    rm, rv = _statistics(graph)
+    s = graph.param("s", (4,), init=2.0)
+    first = generated.mul(s, rm.reshape(1, 4))
+    second = generated.batch_norm(x, rm, rv, training=False, weight=graph.param("w", (4,), init=1.0))
+    third = generated.batch_norm(x, rm, rv, training=True)
+    run = graph.lower(generated.sum(generated.add(generated.add(second, third), first), dim=None)).load(DEVICE, batch=6)
+    value = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE) + 5
+    run.forward_train(value)
+    run.backward()
+    torch.testing.assert_close(run.grads["s"], torch.full((4,), 6.0, device=DEVICE))
+    torch.testing.assert_close(run.grads["w"], (value - 1).sum(0) / (1 + 1e-5) ** 0.5)
+    assert not torch.equal(run.buffers["rm"], torch.ones(4, device=DEVICE))
+
+
+def test_a_fused_op_reads_buffers_as_its_steps_did() -> None:
+    x, graph = SymTensor.input("f32", (None, 4))
+    rm, rv = _statistics(graph)
+    r = generated.relu(rm)
+    b = generated.batch_norm(x, rm, rv, training=True)
+    y = generated.mul(r, graph.param("w", (4,), init=1.0))
+    values = []
+    for fuse in (False, True):
+        run = graph.lower([y, b], LoweringMode.INFERENCE, fuse=fuse).load(DEVICE, batch=6)
+        values.append(run.forward(torch.full((6, 4), 9.0, device=DEVICE))[0])
+    assert torch.equal(*values) and torch.equal(values[0], torch.ones(4, device=DEVICE))
+
+
+def test_many_dims_that_do_not_merge() -> None:
+    """Patches of images: six dims; a product of five that is turned, forward and backward."""
+    x, graph = SymTensor.input("f32", (None, 3, 8, 8))
+    patches = x.reshape(-1, 3, 2, 4, 2, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 4, 48)
+    w = graph.param("w", (2, 3, 2, 3, 2), init=Init("uniform", 1.0))
+    turned = generated.sin(generated.mul(w, 2.0).permute(3, 1, 4, 2, 0))
+    run = graph.lower([patches, turned], input_gradients=[x], seeds=[patches, turned]).load(DEVICE, batch=2)
+    g = torch.Generator().manual_seed(1)
+    value, a, b = (torch.randn(s, generator=g).to(DEVICE) for s in ((2, 3, 8, 8), (2, 4, 48), (3, 3, 2, 2, 2)))
+    found = run.forward_train(value)
+    run.backward({patches.name: a, turned.name: b})
+    leaf, p = value.clone().requires_grad_(), run.params["w"].detach().clone().requires_grad_()
+    want = [
+        leaf.reshape(-1, 3, 2, 4, 2, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 4, 48),
+        torch.sin(2 * p).permute(3, 1, 4, 2, 0),
+    ]
+    torch.autograd.backward(want, [a, b])
+    for got, wanted in zip((*found, run.input_grads["x"], run.grads["w"]), (*want, leaf.grad, p.grad)):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_runs_share_what_is_trained() -> None:
+    graph, outputs = gated("bf16")
+    run = graph.lower(outputs).load(DEVICE, batch=5, master="f32")
+    test = graph.lower(outputs[1], LoweringMode.INFERENCE).load(DEVICE, batch=3, share=run)
+    with torch.no_grad():
+        run.params["scale"].mul_(2)
+    run.sync()
+    own = {"x": given("bf16", batch=3)["x"]}
+    alone = graph.lower(outputs[1], LoweringMode.INFERENCE).load(DEVICE, batch=3)
+    alone.load_state_dict(run.state_dict())  # float32 masters into bf16
+    assert torch.equal(test.forward(**own), alone.forward(**own))
+
+
+def test_indices_are_checked_in_debug_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULLBACK_DEBUG", "1")
+    x, graph = SymTensor.input("f32", (None, 4))
+    run = graph.lower(generated.cross_entropy(x, graph.input("i64", (None,), "t")), input_gradients=[x]).load(
+        DEVICE, batch=2
+    )
+    with pytest.raises(
+        IndexError, match=r"node `cross_entropy_1` \(cross_entropy\): cross_entropy: `target` is 9 at \(1,\)"
+    ):
+        run.forward_train(torch.zeros(2, 4, device=DEVICE), torch.tensor([0, 9], device=DEVICE))
+
+
+def test_what_is_recorded_later_is_no_part_of_a_model() -> None:
+    graph, outputs = gated()
+    model = graph.lower(outputs, fuse=False)
+    graph.param("later", (3,), init=1)
+    assert "later" not in model.graph.tensors and "later" not in model.load(DEVICE, batch=2).params
+
+
 @pytest.mark.parametrize("batch", [0, 1])
 def test_batches_of_nothing_and_of_one(batch: int) -> None:
     graph, outputs = gated()
@@ -240,11 +341,10 @@ def test_inference_keeps_nothing() -> None:
     size = 16 * 1024 * 4
     run = graph.lower(z, LoweringMode.INFERENCE).load(DEVICE, batch=16)
     assert run.memory.arena == run.memory.lower_bound == 2 * size
-    assert not run.program.backward and not run.grads and run.memory.gradients == 0
+    assert not run.program.backward and run.memory.gradients == 0
     trained = graph.lower(z, input_gradients=[x]).load(DEVICE, batch=16)
     assert trained.memory.lower_bound >= 10 * size and trained.memory.arena <= 1.1 * trained.memory.lower_bound
-    with pytest.raises(RuntimeError, match="lowered for inference"):
-        run.forward_train(torch.zeros(16, 1024, device=DEVICE))
+    assert not hasattr(run, "backward") and not hasattr(run, "forward_train")
 
 
 def test_no_two_live_tensors_share_memory() -> None:
@@ -309,6 +409,17 @@ def _loaded() -> Executor:
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, heads=3))(*gated()), ValueError, "missing: none; not in the graph: heads"),
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=-2))(*gated()), ValueError, "size `batch` is -2"),
         (lambda: (lambda g, o: g.lower(o).load(DEVICE, batch=2, master="f64"))(*gated()), ValueError, "master is 'f64'"),
+        (lambda: _loaded().forward(**{**given(), "x": given()["x"].requires_grad_()}), ValueError, "input `x` requires a gradient"),
+        (lambda: _loaded().load("no such file"), FileNotFoundError, "there is no such file"),
+        (lambda: _loaded().save("no such folder/x"), FileNotFoundError, "there is no folder no such folder"),
+        (lambda: _loaded().load_state_dict(None), TypeError, "a state is a mapping of names to tensors"),
+        (lambda: _loaded().load_state_dict({"scale": [1.0]}), TypeError, "a state is a mapping of names to tensors"),
+        (lambda: _loaded().load_state_dict({"scale": torch.ones(8, device="meta")}), TypeError, "that are dense in memory"),
+        (lambda: _first("i32", 0.5), ValueError, "buffer `b`: i32 does not hold 0.5"),
+        (lambda: _first("i32", 2**31), ValueError, "buffer `b`: i32 does not hold 2147483648.0"),
+        (lambda: _first("f16", 1e6), ValueError, "buffer `b`: f16 does not hold 1000000.0"),
+        (lambda: _loaded().capture(), RuntimeError, "run one training step first"),
+        (lambda: _loaded().optimizer(lambda params, **_: torch.optim.SGD(dict(params).values(), lr=1)), TypeError, "SGD is no optimizer of this package"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(call: Any, kind: type[Exception], text: str) -> None:
@@ -316,21 +427,75 @@ def test_errors_name_what_is_wrong(call: Any, kind: type[Exception], text: str) 
         call()
 
 
+def _first(dtype: str, value: float) -> Any:
+    """A buffer that begins with a number."""
+    x, graph = SymTensor.input(dtype, (3,))
+    b = graph.buffer("b", (3,), dtype, value)
+    return graph.lower([x, b], LoweringMode.INFERENCE).load(DEVICE).buffers["b"]
+
+
+def test_first_values_are_exact_and_go_with_the_name() -> None:
+    assert _first("i64", 2**24 + 1).tolist() == [2**24 + 1] * 3 and _first("f64", 0.1).tolist() == [0.1] * 3
+    graph, outputs = gated()
+    trained, inferred = graph.lower(outputs).load(DEVICE, batch=2), graph.lower(
+        outputs[1], LoweringMode.INFERENCE
+    ).load(DEVICE, batch=2)
+    assert all(torch.equal(trained.params[n], p) for n, p in inferred.params.items())
+
+
+def test_params_in_other_memory_are_refused() -> None:
+    run = _loaded()
+    run.params["scale"].data = run.params["scale"].data * 2
+    with pytest.raises(RuntimeError, match="`scale` has other memory than when the model was loaded"):
+        run.forward(**given())
+
+
+def test_gradients_that_were_replaced_count() -> None:
+    """`param.grad = param.grad * 0.5`, then another backward adds to that."""
+    run = _loaded()
+    run.forward_train(**given())
+    run.backward()
+    once = {n: g.clone() for n, g in run.grads.items()}
+    for param in run.params.values():
+        param.grad = param.grad * 0.5
+    run.forward_train(**given())
+    run.backward()
+    for name, grad in once.items():
+        torch.testing.assert_close(run.params[name].grad, 1.5 * grad)
+        assert run.params[name].grad is run.grads[name]
+
+
+def test_a_captured_torch_optimizer_has_gradients() -> None:
+    run = _loaded()
+    optimizer = torch.optim.SGD(run.params.values(), lr=0.5)
+    run.forward_train(**given())
+    run.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step, before = run.capture(optimizer.step), {n: p.clone() for n, p in run.params.items()}
+    step(**given())
+    assert not any(torch.equal(before[n], p) for n, p in run.params.items())
+
+
 def test_seeds_are_checked() -> None:
     graph, outputs = gated()
     run = graph.lower(outputs, seeds=outputs).load(DEVICE, batch=5)
     loss, out = (o.name for o in outputs)
+    one, whole = torch.ones((), device=DEVICE), torch.ones(5, 8, 3, device=DEVICE)
     run.forward_train(**given())
     for seeds, kind, text in (
         (None, TypeError, f"`{out}` has 120 values: give its cotangent"),
-        ({"y": torch.ones(())}, TypeError, "not of the model: y"),
-        (torch.ones(()), TypeError, "give seeds by name"),
-        ({out: torch.ones(5, 8, 2, device=DEVICE)}, ValueError, r"the output is torch.float32 \(5, 8, 3\)"),
-        ({out: torch.ones(5, 8, 3, device=DEVICE).double()}, ValueError, "is torch.float64"),
+        ({"y": one}, TypeError, f"not of the model: y; missing: {loss}, {out}"),
+        ({out: whole}, TypeError, f"not of the model: none; missing: {loss}"),
+        (one, TypeError, "give a cotangent by each name"),
+        ([1.0], TypeError, "give a cotangent by each name"),
+        ({loss: 1.0, out: whole}, TypeError, f"`{loss}` is a float"),
+        ({loss: one, out: whole[..., 1:]}, ValueError, r"the output is torch.float32 \(5, 8, 3\)"),
+        ({loss: one, out: whole.double()}, ValueError, "is torch.float64"),
     ):
         with pytest.raises(kind, match=text):
             run.backward(seeds)
-    run.backward({out: torch.ones(5, 8, 3, device=DEVICE)})  # what was refused has cost nothing
+    run.backward({loss: one, out: whole})  # what was refused has cost nothing
     assert loss in run.model.seeds
 
 
@@ -384,24 +549,57 @@ def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- whole steps
 
 
-def test_captured_steps_are_steps() -> None:
-    """A step as one graph on a GPU; on a CPU it runs as it is."""
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_captured_steps_are_steps(max_norm: float | None) -> None:
+    """A step as one graph on a GPU; on a CPU it runs as it is. Whatever ran between, seeds are 1; hyper-parameters may change."""
     graph, outputs = gated()
     plain, captured = (graph.lower(outputs).load(DEVICE, batch=5) for _ in range(2))
-    with pytest.raises(RuntimeError, match="run one training step first"):
-        captured.capture()
-    for run in (plain, captured):
-        run.forward_train(**given())
-        run.backward()
+    optimizers = [run.optimizer(generated.adamw, lr=0.1) for run in (plain, captured)]
+
+    def step(run: Any, optimizer: Any, seed: int, cotangent: Any = None) -> Any:
         run.zero_grad()
-    step = captured.capture()
+        found = run.forward_train(**given(seed=seed))
+        run.backward(cotangent)
+        if max_norm is not None:
+            optimizer.clip_grad_norm(max_norm)
+        optimizer.step()
+        return found
+
+    for run, optimizer in zip((plain, captured), optimizers):
+        step(run, optimizer, 1)
+    whole = captured.capture(optimizers[1], max_norm=max_norm)
+    for run, optimizer in zip((plain, captured), optimizers):
+        step(run, optimizer, 2, torch.full((), 5.0, device=DEVICE))
     for seed in (3, 4):
-        wanted = plain.forward_train(**given(seed=seed))
-        plain.backward()
-        found = step(**given(seed=seed))
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.1 * seed
+        wanted, found = step(plain, optimizers[0], seed), whole(**given(seed=seed))
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
         assert all(torch.equal(plain.grads[n], g) for n, g in captured.grads.items())
-        plain.zero_grad()
+        assert all(torch.equal(plain.params[n], p) for n, p in captured.params.items())
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    graph, outputs = gated()
+    run = graph.lower(outputs).load(DEVICE, batch=5)
+    run.forward_train(**given())
+    run.backward()
+    for call, text in (
+        (
+            lambda: run.capture(torch.optim.SGD(run.params.values(), lr=1)),
+            "a SGD is no optimizer of this package: give its `step`",
+        ),
+        (lambda: run.capture(lambda: None, max_norm=1.0), "max_norm needs an optimizer of this package"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    optimizer = run.optimizer(generated.adamw, lr=0.1)
+    optimizer.step()
+    step = run.capture(optimizer)
+    step(**given())
+    optimizer.param_groups[0]["maximize"] = True
+    with pytest.raises(RuntimeError, match="other params, state or choices than when it was captured: capture again"):
+        step(**given())
 
 
 # ---------------------------------------------------------------------------------------------- fused ops

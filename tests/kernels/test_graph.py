@@ -15,7 +15,8 @@ import generated
 from generated.runtime.extents import Extent, Trials, concrete, product, quotient
 from generated.runtime.graph import Graph, Init, SymTensor
 from generated.runtime.layout import ShapeError
-from generated.runtime.lowering import GradientPathError, LoweringMode
+from generated.runtime.lowering import LoweringMode
+from generated.runtime.paths import GradientPathError
 from generated.runtime.plan import Meta
 from generated.runtime.shaping import reshaped
 
@@ -115,6 +116,25 @@ def test_a_param_gets_the_shape_that_its_op_gives_it() -> None:
     assert weight.shape == (6,)
 
 
+def test_extents_that_no_trial_mistakes() -> None:
+    """Constants are what they are, and sizes may be beyond what a device takes at once."""
+    for count in (101, 103, 50304, 48, 5040, 2**21):
+        x, graph = SymTensor.input("f32", (None, "rows", "columns", 8))
+        y = generated.mul(x.reshape(None, -1), 2.0)
+        assert shape(y) == ["batch", "8*columns*rows"]
+        assert shape(generated.add(graph.input("f32", (count, None), "y"), 1.0)) == [str(count), "batch"]
+
+
+def test_params_and_buffers_begin_with_what_their_op_says() -> None:
+    x, graph = SymTensor.input("f32", (None, 4, 6))
+    mean, var = graph.buffer("mean"), graph.buffer("var")
+    generated.batch_norm(x, mean, var, graph.param("weight"), graph.param("bias"), training=True)
+    assert [graph.tensors[n].init for n in ("mean", "var", "weight", "bias")] == [
+        Init("constant", v) for v in (0.0, 1.0, 1.0, 0.0)
+    ]
+    assert all(graph.tensors[n].shape == (4,) for n in ("mean", "var", "weight", "bias"))
+
+
 def test_text_json_and_picture() -> None:
     x, graph = SymTensor.input("f32", (None, 8), "pixels")
     y = generated.add(generated.relu(x), graph.param("bias", (8,)).stop_gradient(), alpha=0.5)
@@ -138,10 +158,10 @@ def test_a_picture_is_drawn_by_graphviz(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text('#!/bin/sh\n(echo "$1"; cat) > "$3"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    x, graph = SymTensor.input("f32", (None, 8), 'a "name"')
+    x, graph = SymTensor.input("f32", (None, 8), 'a"name"')
     generated.relu(x)
     drawn = graph.draw(tmp_path / "graph.svg").read_text()
-    assert drawn == "-Tsvg\n" + graph.dot() and r'"a \"name\""' in drawn
+    assert drawn == "-Tsvg\n" + graph.dot() and r'"a\"name\""' in drawn
 
 
 def test_a_picture_without_graphviz_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +230,23 @@ def _twice() -> Any:
         (lambda: SymTensor.input("f8", (1,)), TypeError, "f8 is no dtype of a graph"),
         (lambda: SymTensor.input("f32", (-1,)), ShapeError, "-1 is no extent"),
         (lambda: SymTensor.input("f32", ("a b",)), ShapeError, "'a b' is no extent"),
-        (lambda: recorded()[1].param("w", (None, 3)), ShapeError, r"param `w` is \[batch, 3\]: its shape is known"),
+        (lambda: recorded()[1].param("w", (None, 3)), ShapeError, r"param `w` is \[batch, 3\]: its extents are numbers"),
         (lambda: Init("norml"), ValueError, "kind is 'norml'"),
         (lambda: bool(recorded()[0]), TypeError, "has no value to decide by"),
+        (lambda: recorded()[0] + 1, TypeError, "it has no operators, call the ops' functions"),
+        (lambda: recorded()[0].reshape(2.0, -1), ShapeError, "2.0 is no extent"),
+        (lambda: recorded()[0].reshape(-2, -2), ShapeError, "-2 is no extent"),
+        (lambda: recorded()[0].permute(0, 3), ShapeError, "does not name each of 2 dims once"),
+        (lambda: recorded()[0].transpose(0, 5), ShapeError, "transpose of `x`: 0 and 5 of 2 dims"),
+        (lambda: SymTensor.input("f32", 8), ShapeError, "8 is no shape"),
+        (lambda: SymTensor.input("f32", ("device",)), ShapeError, "'device' is no extent"),
+        (lambda: recorded()[1].param("a b"), ValueError, "'a b' is no name of a tensor"),
+        (lambda: recorded()[1].param("w", init="normal"), TypeError, "`w`: init is a str; it takes a number or an Init"),
+        (lambda: recorded()[1].lower("x"), TypeError, "'x' is no recorded tensor"),
+        (lambda: recorded()[1].lower([]), ValueError, "a model has outputs"),
+        (lambda: recorded()[1].lower(recorded()[0], "train"), ValueError, "'train' is not a valid LoweringMode"),
+        (lambda: generated.add(*(lambda x, g: (x, g.input("f32", ("other", 8), "o")))(*recorded())), ValueError,
+         "`other` has an extent of other in dim -2, `input` has batch"),
     ],
 )  # fmt: skip
 def test_errors_name_node_and_argument(call: Any, kind: type[Exception] | None, text: str) -> None:
@@ -237,10 +271,8 @@ def test_executor_gradient_path_names_the_node_that_stops_it() -> None:
     """An op without a backward in the middle of a graph: training refuses, inference runs."""
     x, graph = SymTensor.input("f32", (None, 8))
     w = graph.param("w", (8,), init=1)
-    y = generated.sum(generated.round(generated.mul(x, w)), dim=None)
-    if generated.Round.backward:
-        y = generated.sum(generated.mul(x, generated.argmax(w, dim=0)), dim=None)
-    assert list(lost(y)) == ["w"] and "node `" in lost(y)["w"]
+    y = generated.sum(generated.mul(x, generated.argmax(generated.mul(x, w), dim=1).reshape(-1, 1)), dim=None)
+    assert lost(y) == {"w": "node `argmax_1` (argmax) has no backward"}
     graph.lower(y, LoweringMode.INFERENCE)
 
 
@@ -289,6 +321,10 @@ def test_seeds_and_outputs_are_checked() -> None:
     y = generated.mul(x, graph.param("w", (8,), init=1))
     total, best = generated.sum(y, dim=None), generated.argmax(y, dim=1)
     assert graph.lower([y, total, best]).seeds == (total.name,)
+    with pytest.raises(ValueError, match="several outputs are of one value: sum_1.y, mean_1.y; say by `seeds=`"):
+        graph.lower([total, generated.mean(y, dim=None)])
+    with pytest.raises(ValueError, match="seeds name an output twice"):
+        graph.lower([y], seeds=[y, y])
     assert graph.lower([y, best]).seeds == (y.name,)
     assert graph.lower([y, total], seeds=[y, total]).seeds == (y.name, total.name)
     with pytest.raises(ValueError, match="is no output of floats"):

@@ -314,3 +314,13 @@ def test_products_compile_for_sm_90_to_tensor_cores(dtype: str) -> None:
     assert {r["op"] for r in rows} == {"linear", "batched_matmul", "embedding"} and len(products) == 9
     assert [r["tensor_cores"] for r in products] == [dtype == "bf16"] * 3 + [True] * 3 + [dtype == "bf16"] * 3
     assert all(r["shared"] <= 99 * 1024 for r in rows)
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_offsets_past_two_to_the_31_are_wide(name: str) -> None:
+    """Whichever operand has them: nothing is launched, the plan says it."""
+    shapes = {"x": (2, 2), "weight": (3, 2), "bias": (3,)}
+    given = {n: Meta("f16", s, (2**30,) * len(s) if n == name else dense_strides(s)) for n, s in shapes.items()}
+    narrow = {n: Meta("f16", s, dense_strides(s)) for n, s in shapes.items()}
+    wide = [Linear(precision="ieee").plan_forward(metas).launches[0].values["WIDE"] for metas in (given, narrow)]
+    assert wide == [True, False]

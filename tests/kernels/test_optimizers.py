@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import math
@@ -565,6 +566,389 @@ def test_a_step_of_the_device_waits_for_no_host() -> None:
             optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# ---------------------------------------------------------------------------------------------- launches that are replayed
+
+
+def renew(step: int, tensors: list[Any], *others: list[Any]) -> None:
+    """New values in the gradients that there are."""
+    for k, tensor in enumerate(tensors):
+        grad = drawn(tuple(tensor.shape), 1000 * step + k)
+        for own in (tensors, *others):
+            own[k].grad.copy_(grad)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "lion"])
+def test_gradients_may_be_computed_after_prepare(name: str) -> None:
+    """As in a replay: `prepare`, then the gradients, the norm and the launch."""
+    ours, second = params(SOME), params(SOME)
+    optimizer, plain = getattr(generated, name)(groups(ours)), getattr(generated, name)(groups(second))
+    give(ours, 0, second)
+    arrangements, norms = set(), []
+    for step in range(4):
+        for each in (optimizer, plain):
+            each.param_groups[0]["lr"] = 0.1 / (step + 1)
+        optimizer.prepare()
+        arrangements.add(optimizer.arrangement)
+        renew(step, ours, second)
+        norms.append((optimizer.clip_grad_norm(0.5), plain.clip_grad_norm(0.5)))
+        arrangements.add(optimizer.arrangement)
+        optimizer.launch()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in norms) and len({float(a) for a, _ in norms}) == 4
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+    assert len(arrangements) == 1
+
+
+def test_a_gradient_of_another_layout_is_copied_by_the_launch() -> None:
+    """Its values are of the time of the launch, and of that of the norm."""
+    param = torch.zeros(4, 8, device=DEVICE)
+    optimizer = generated.sgd([param], lr=1.0)
+    param.grad = torch.ones(8, 4, device=DEVICE).t()
+    optimizer.prepare()
+    before = optimizer.arrangement
+    param.grad.fill_(5.0)
+    optimizer.launch()
+    assert (param == -5.0).all()
+    optimizer.prepare()
+    assert optimizer.arrangement == before
+    param.grad.fill_(2.0)
+    assert optimizer.clip_grad_norm(1e4).item() == pytest.approx(2.0 * math.sqrt(32), rel=1e-6)
+    optimizer.launch()
+    assert (param == -7.0).all()
+    param.grad = torch.ones(8, 4, device=DEVICE).t()
+    optimizer.prepare()
+    assert optimizer.arrangement != before, "the launch copies from elsewhere"
+
+
+def test_numbers_are_where_prepare_put_them() -> None:
+    """Two tensors whose counts meet after `prepare`: clipping between it and the launch moves no row to the other's numbers."""
+    ours, second = params(SOME), params(SOME)
+    hyper: dict[str, Any] = {"momentum": 0.9, "dampening": 0.5}
+    optimizer, plain = generated.sgd(ours, **hyper), generated.sgd(second, **hyper)
+    state = {0: {"momentum_buffer": torch.ones(SOME[0])}}
+    for each in (optimizer, plain):
+        each.load_state_dict({"param_groups": each.state_dict()["param_groups"], "state": state})
+    give(ours, 0, second)
+    optimizer.prepare()
+    optimizer.clip_grad_norm(0.5)
+    optimizer.launch()
+    plain.clip_grad_norm(0.5)
+    plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+
+
+def test_what_is_held_is_what_launches_reach(launches: list[tuple[str, dict[str, Any]]]) -> None:
+    """Every pointer of a launch, and every address in its table."""
+    ours = [*params(SOME), *params(SOME, "bf16")]
+    optimizer = generated.adamw([{"params": ours[:1]}, {"params": ours[1:], "amsgrad": True}])
+    grads = [torch.ones(p.shape, device=DEVICE, dtype=torch.float32) for p in ours]
+    for param, grad in zip(ours, grads):
+        optimizer.bind(param, grad, torch.empty_like(param, dtype=torch.float16))
+    other = torch.zeros(3, 5, device=DEVICE)
+    other.grad = torch.ones(5, 3, device=DEVICE).t()
+    optimizer.add_param_group({"params": [other]})
+    optimizer.found_inf = torch.zeros((), device=DEVICE)
+    optimizer.prepare()
+    optimizer.clip_grad_norm(1.0)
+    optimizer.launch()
+    held = optimizer.held()
+    spans = [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in held]
+
+    def reached(address: int) -> bool:
+        return any(begin <= address <= end for begin, end in spans)
+
+    pointers = [v for _, own in launches for n, v in own.items() if n.endswith("_ptr") and v is not None]
+    assert pointers and all(map(reached, pointers))
+    tables = [t for t in held if t.dtype == torch.int64]
+    words = [int(a) for t in tables for row in t.tolist() for a in row[4:] if a]
+    assert len(tables) == 4 and len(words) == 5 + 6 + 2 * 6 + 4 and all(map(reached, words))
+    assert all(any(t is x for x in held) for t in (*ours, *grads, other, other.grad, optimizer.found_inf))
+
+
+def change_group(optimizer: Any, ours: list[Any]) -> None:
+    (new,) = params([(3,)])
+    new.grad = torch.ones_like(new)
+    optimizer.add_param_group({"params": [new]})
+
+
+def change_gradient(optimizer: Any, ours: list[Any]) -> None:
+    ours[0].grad = None
+
+
+def change_flag(optimizer: Any, ours: list[Any]) -> None:
+    optimizer.param_groups[0]["amsgrad"] = True
+
+
+def change_dtype(optimizer: Any, ours: list[Any]) -> None:
+    optimizer.bind(ours[0], torch.ones_like(ours[0], dtype=torch.float16))
+
+
+def change_scaler(optimizer: Any, ours: list[Any]) -> None:
+    optimizer.found_inf = torch.zeros((), device=DEVICE)
+
+
+@pytest.mark.parametrize("change", [change_group, change_gradient, change_flag, change_dtype, change_scaler])
+def test_other_launches_are_another_arrangement(change: Any) -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    give(ours, 0)
+    optimizer.step()
+    before, held = optimizer.arrangement, optimizer.held()
+    optimizer.prepare()
+    assert optimizer.arrangement == before and hash(optimizer.arrangement) == hash(before)
+    change(optimizer, ours)
+    optimizer.prepare()
+    assert optimizer.arrangement != before
+    assert held
+
+
+def test_what_stands_in_tables_is_the_same_arrangement(launches: list[tuple[str, dict[str, Any]]]) -> None:
+    """New gradients, loaded state, counts that part and hyper-parameters: the same launch, to the last address."""
+    ours, second = params(SOME), params(SOME)
+    optimizer, plain = generated.adamw(ours), generated.adamw(second)
+    after(plain, second, 3)
+    saved = copy.deepcopy(plain.state_dict())
+    saved["state"][1]["step"] = torch.tensor(7.0)
+    give(ours, 0)
+    optimizer.step()
+    before, old = optimizer.arrangement, [optimizer.state[p] for p in ours]
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    plain.load_state_dict(copy.deepcopy(saved))
+    for a, b in zip(ours, second):
+        a.copy_(b)
+    give(ours, 5, second)
+    launches.clear()
+    for each in (optimizer, plain):
+        each.param_groups[0]["lr"] = 0.3
+    optimizer.prepare()
+    assert optimizer.arrangement == before and all(a is not optimizer.state[p] for a, p in zip(old, ours))
+    optimizer.launch()
+    optimizer.step()
+    assert launches[0][1] == launches[1][1]
+    plain.step()
+    plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, second))
+    assert [s["step"].item() for s in optimizer.state_dict()["state"].values()] == [5.0, 9.0]
+
+
+def unprepared() -> Iterator[tuple[str, Any]]:
+    def nothing(optimizer: Any, ours: list[Any]) -> None:
+        """No step was taken."""
+
+    def loaded(optimizer: Any, ours: list[Any]) -> None:
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    def added(optimizer: Any, ours: list[Any]) -> None:
+        optimizer.step()
+        change_group(optimizer, ours)
+
+    def bound(optimizer: Any, ours: list[Any]) -> None:
+        optimizer.step()
+        optimizer.bind(ours[0], torch.ones_like(ours[0]))
+
+    def clipped(optimizer: Any, ours: list[Any]) -> None:
+        """The norm makes tables, but no numbers."""
+        optimizer.step()
+        ours[0].grad = None
+        optimizer.clip_grad_norm(1.0)
+
+    yield from ((f.__name__, f) for f in (nothing, loaded, added, bound, clipped))
+
+
+@pytest.mark.parametrize("before", [c[1] for c in unprepared()], ids=[c[0] for c in unprepared()])
+def test_a_launch_that_was_not_prepared_is_refused(before: Any) -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    give(ours, 0)
+    before(optimizer, ours)
+    kept = [p.clone() for p in ours]
+    with pytest.raises(
+        RuntimeError, match="adamw: `launch`: no step of these parameters, state and gradients is prepared"
+    ):
+        optimizer.launch()
+    assert all(torch.equal(a, b) for a, b in zip(ours, kept))
+    optimizer.prepare()
+    optimizer.launch()
+    assert not torch.equal(ours[1], kept[1])
+
+
+def test_a_step_without_any_gradient_does_nothing() -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, params(SOME))) and optimizer.state_dict()["state"] == {}
+
+
+def test_zero_grad_drops_the_factor() -> None:
+    (param,) = params([(5,)])
+    optimizer = generated.sgd([param], lr=1.0)
+    before = param.clone()
+    param.grad = torch.full_like(param, 2.0)
+    optimizer.clip_grad_norm(1e-3)
+    optimizer.zero_grad()
+    param.grad = torch.full_like(param, 2.0)
+    optimizer.step()
+    assert torch.equal(before - 2.0, param)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_bound_gradients_stay_attached(to_none: bool) -> None:
+    """So torch's functions on `.grad` find what the step reads; other gradients are dropped."""
+    ours = params(SOME)
+    optimizer = generated.sgd(ours, lr=1.0)
+    give(ours, 0)
+    bound = ours[0].grad
+    optimizer.bind(ours[0], bound)
+    optimizer.zero_grad(set_to_none=to_none)
+    assert ours[0].grad is bound and not bound.any()
+    assert ours[1].grad is None if to_none else not ours[1].grad.any()
+    bound.fill_(3.0)
+    torch.nn.utils.clip_grad_norm_(ours, 1.0)
+    before = ours[0].clone()
+    optimizer.step()
+    near(ours[0], before.double() - 1 / math.sqrt(7), 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*NAMES, "lion"])
+@pytest.mark.parametrize("before", [0.5, 3.0])
+def test_captured_clipping_goes_on_with_loaded_state(name: str, before: float) -> None:
+    """Of memory that was freed nothing is read: what is let go is filled with other numbers."""
+    ours, second = params(SIZES), params(SIZES)
+    make = getattr(generated, name)
+    optimizer, plain = make(groups(ours)), make(groups(second))
+    give(ours, 0, second)
+    for each in (optimizer, plain):
+        each.clip_grad_norm(before)
+        each.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        norm = optimizer.clip_grad_norm(0.5)
+        optimizer.launch()
+    arrangement, held = optimizer.arrangement, optimizer.held()
+    saved = copy.deepcopy(optimizer.state_dict())
+    for step in range(1, 8):
+        if step == 4:
+            for each in (optimizer, plain):
+                each.load_state_dict(copy.deepcopy(saved))
+        if step == 5:  # other calls between replays
+            optimizer.clip_grad_norm(7.0)
+            optimizer.zero_grad(set_to_none=False)
+        optimizer.prepare()
+        assert optimizer.arrangement == arrangement
+        junk = [torch.full((n,), math.nan, device=DEVICE) for n in (1, 16, 512, BLOCK, 2 * BLOCK) for _ in range(8)]
+        renew(step, ours, second)
+        graph.replay()
+        want = plain.clip_grad_norm(0.5)
+        plain.step()
+        assert torch.equal(norm, want)
+        del junk
+    assert held and all(torch.equal(a, b) for a, b in zip(ours, second))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [change_group, change_gradient, change_flag, change_dtype, change_scaler])
+def test_a_captured_step_is_told_from_another(change: Any) -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    give(ours, 0)
+    optimizer.clip_grad_norm(0.5)
+    optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.clip_grad_norm(0.5)
+        optimizer.launch()
+    arrangement, held = optimizer.arrangement, optimizer.held()
+    for _ in range(2):
+        optimizer.prepare()
+        assert optimizer.arrangement == arrangement
+        graph.replay()
+    change(optimizer, ours)
+    optimizer.prepare()
+    assert held and optimizer.arrangement != arrangement
+
+
+@pytest.mark.gpu
+def test_gradients_of_another_layout_are_copied_by_the_graph() -> None:
+    param = torch.zeros(4, 8, device=DEVICE)
+    optimizer = generated.sgd([param], lr=1.0)
+    param.grad = torch.zeros(8, 4, device=DEVICE).t()
+    optimizer.clip_grad_norm(1e4)
+    optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        norm = optimizer.clip_grad_norm(1e4)
+        optimizer.launch()
+    for k in (1.0, 5.0):
+        optimizer.prepare()
+        param.grad.fill_(k)
+        graph.replay()
+        assert norm.item() == pytest.approx(k * math.sqrt(32), rel=1e-6)
+    assert (param == -6.0).all()
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """A capture of which nothing is replayed; the interpreter has none, so there it is only said to be one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cuda":
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                torch.zeros(1, device=DEVICE).add_(1)
+                yield
+        else:
+            patch.setattr(optim, "_capturing", lambda: True)
+            yield
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    ours = params(SOME)
+    optimizer, fresh = generated.adamw(ours), generated.adamw(params(SOME))
+    give(ours, 0)
+    optimizer.clip_grad_norm(0.5)
+    optimizer.step()
+    optimizer.clip_grad_norm(0.5)
+    counted = optimizer.state_dict()["state"][0]["step"]
+
+    def refused(call: Any, text: str) -> None:
+        with captured(), pytest.raises(RuntimeError, match=text):
+            call()
+
+    refused(optimizer.launch, "adamw: `clip_grad_norm` and `launch` are captured in one graph or in none")
+    refused(optimizer.prepare, "adamw: `prepare` and `step` cannot be captured")
+    refused(optimizer.step, "adamw: `prepare` and `step` cannot be captured")
+    refused(fresh.launch, "adamw: `launch`: no step of these parameters, state and gradients is prepared")
+    refused(lambda: fresh.clip_grad_norm(1.0), "adamw: `clip_grad_norm`: no step of these parameters")
+    fresh.step()  # without any gradient
+    refused(fresh.launch, "adamw: `launch`: no step of these parameters, state and gradients is prepared")
+    with captured():
+        optimizer.clip_grad_norm(0.5)
+    with pytest.raises(RuntimeError, match="adamw: `clip_grad_norm` and `launch` are captured in one graph or in none"):
+        optimizer.launch()
+    assert optimizer.state_dict()["state"][0]["step"] == counted
+
+
+def test_a_capture_holds_no_copy_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host sends would be sent again by each replay. Gradients that were dropped and made anew are no reason either."""
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    give(ours, 0)
+    optimizer.clip_grad_norm(3.0)
+    optimizer.step()
+    arrangement = optimizer.arrangement
+    optimizer.zero_grad()
+    sent: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(optim, "_send", lambda *_: sent.append(_))
+        patch.setattr(optim, "_run", lambda *_: None)
+        with captured():
+            for param in ours:
+                param.grad = torch.ones_like(param)
+            optimizer.clip_grad_norm(0.5)
+            optimizer.launch()
+    assert not sent and optimizer.arrangement == arrangement
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -1,0 +1,156 @@
+"""The backward half of a program: reverse mode over the nodes of a model, by the contract of the ops.
+
+    differentiate(builder)    # tasks are added to builder.program.backward, results to builder.program.gradients
+
+Nodes are gone through in reverse. The cotangents that a tensor has got from those that read it are added up, two at a time; each node
+turns those of its results into those of its operands. What a backward reads of the forward lives until then: its launches say what
+that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from . import moves
+from .abi import ArgVisitor
+from .graph import Node
+from .op import RuntimeOp
+from .plan import Plan, TooManyDims
+from .program import Builder, Task, Views, dense_meta, grouped, named, seen
+from .shaping import Shaping
+
+
+def differentiate(builder: Builder, wide: Collection[str] = ()) -> None:
+    """Adds the tasks of the backward.
+
+    Args:
+        wide: params whose gradients are added up in float32, whatever their dtype.
+    """
+    Backprop(builder, wide).run()
+
+
+def seed_of(output: str) -> str:
+    """The name of the cotangent that a backward begins with."""
+    return f"{output} seed"
+
+
+class Backprop:
+    """Cotangents by the tensors that they belong to."""
+
+    def __init__(self, builder: Builder, wide: Collection[str]) -> None:
+        self.builder, self.wide = builder, wide
+        self.program, self.model = builder.program, builder.model
+        self.cotangents: dict[str, list[str]] = {}
+
+    def run(self) -> None:
+        for name in self.model.seeds:
+            seed = self.builder.new(seed_of(name), dense_meta(self.builder.meta(name)), fixed=True)
+            self.cotangents.setdefault(name, []).append(seed)
+        for node in reversed(self.model.nodes):
+            found = {t: self._gathered(v) for t, v in node.outputs.items() if v in self.model.requires}
+            if any(found.values()):
+                with named(node.label):
+                    self._backward(node, found)
+        for leaf in self.model.wanted:
+            own = self._gathered(leaf)
+            if own is not None:
+                self.program.gradients[leaf] = own
+
+    def _gathered(self, name: str) -> str | None:
+        """The sum of the cotangents that a tensor has got from those that read it."""
+        parts = self.cotangents.pop(name, [])
+        while len(parts) > 1:
+            first, second, *rest = parts
+            meta = dense_meta(self.builder.meta(name))
+            meta = replace(meta, dtype="f32") if name in self.wide else meta
+            total = self.builder.new(f"{name} gradient of {len(rest) + 2}", meta)
+            launch = moves.add(self.builder.meta(first), self.builder.meta(second), meta)
+            names = {"x": first, "other": second, "out": total}
+            self.builder.move(self.program.backward, f"gradients of `{name}`", launch, names)
+            parts = [total, *rest]
+        return parts[0] if parts else None
+
+    def _backward(self, node: Node, found: Mapping[str, str | None]) -> None:
+        if isinstance(node.op, Shaping):
+            (source,), (cotangent,) = node.operands, found.values()
+            if source in self.model.requires and cotangent is not None:
+                self._unshape(node, node.op, source, cotangent)
+            return
+        op, names, plan = node.op, self.builder.operands[node.name], self.builder.plans[node.name]
+        needed = [n for n in op.gradients if isinstance(v := node.inputs.get(n), str) and v in self.model.requires]
+        cotangents = {f"d{t.name}": found.get(t.name) for t in op.outputs}
+        made = self._passed(op, names, cotangents, needed)
+        rest = [n for n in needed if n not in made]
+        shared = {n: o for n, o in op.equals.items() if n in rest and o in rest and self._alike(names[n], names[o])}
+        rest = [n for n in rest if n not in shared]
+        if rest:
+            results = {t: node.outputs[t] for t in plan.outputs}
+            known = {**names, **results, **self.builder.kept[node.name], **cotangents}
+            made |= self._differentiate(node, op, known, rest)
+        for name in needed:
+            self.cotangents.setdefault(str(node.inputs[name]), []).append(made[shared.get(name, name)])
+
+    def _alike(self, a: Any, b: Any) -> bool:
+        first, second = self.builder.meta(a), self.builder.meta(b)
+        return (first.shape, first.dtype) == (second.shape, second.dtype)
+
+    def _passed(self, op: RuntimeOp, names: Mapping[str, Any], cotangents: Mapping[str, str | None],
+                needed: Sequence[str]) -> dict[str, str]:  # fmt: skip
+        """The gradients that are a cotangent as it is."""
+        out = {}
+        for name, cotangent in op.passes().items():
+            own = cotangents.get(cotangent)
+            if name in needed and own is not None and self._alike(own, names[name]):
+                out[name] = own
+        return out
+
+    def _differentiate(self, node: Node, op: RuntimeOp, known: dict[str, Any], needed: Sequence[str]) -> dict[str, str]:
+        """The backward's task of one node; the gradients by operand."""
+        plan, copies = self._planned(node, op, known, needed)
+        touched = {n for launch in plan.launches for n in launch.pointers.values()}
+        reads = tuple(dict.fromkeys(v for n, v in known.items() if isinstance(v, str) and n in touched))
+        self.program.backward += [task for task in copies if task.writes[0] in reads]
+        grads = {n: self.builder.new(f"{node.name} d{n}", plan.outputs[f"d{n}"]) for n in needed}
+        scratch = [self.builder.new(f"{node.name} backward {n}", m) for n, m in plan.scratch.items()]
+        groups, multiprocessors = grouped(op, known), self.builder.multiprocessors
+
+        def pack(i: int, views: Views, visitor: ArgVisitor) -> None:
+            def all_of(tensors: Sequence[Any], prefix: str = "") -> list[Any]:
+                return [views[v] if isinstance(v := known.get(f"{prefix}{t.name}"), str) else v for t in tensors]
+
+            own = [[views[grads[t.name]] if t.name in grads else None for t in ts] for ts in (op.inputs, op.params)]
+            op.pack_backward_args(
+                i, *seen(groups, views), all_of(op.outputs), all_of(op.saved), all_of(op.outputs, "d"), *own,
+                [views[n] for n in scratch], visitor, multiprocessors,
+            )  # fmt: skip
+
+        zeros = tuple(grads[z[1:]] for z in plan.zeros)
+        writes = (*grads.values(), *scratch)
+        self.program.backward.append(
+            Task(f"backward of {node.label}", plan.launches, plan.metas, pack, reads, writes, zeros)
+        )
+        return grads
+
+    def _planned(
+        self, node: Node, op: RuntimeOp, known: dict[str, Any], needed: Sequence[str]
+    ) -> tuple[Plan, list[Task]]:
+        """The backward's plan. Tensors of more dims than a kernel takes are copied: `known` has the copies, whose tasks are given."""
+        tasks: list[Task] = []
+        try:
+            return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
+        except TooManyDims:
+            for tensor, name in known.items():
+                if isinstance(name, str) and self.builder.meta(name) != dense_meta(self.builder.meta(name)):
+                    known[tensor] = self.builder.dense(tasks, name, f"backward of {node.label}: dense memory")
+            return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
+
+    def _unshape(self, node: Node, shaping: Shaping, source: str, cotangent: str) -> None:
+        meta = shaping.back(self.builder.meta(cotangent), self.builder.meta(source))
+        if meta is None:
+            cotangent = self.builder.dense(self.program.backward, cotangent, f"backward of {node.label}: dense memory")
+            meta = shaping.back(self.builder.meta(cotangent), self.builder.meta(source))
+        assert meta is not None
+        own = self.builder.view(f"{node.name} dx", cotangent, meta)
+        self.cotangents.setdefault(source, []).append(own)
