@@ -470,7 +470,7 @@ def test_rows_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = rows.measure(cell, Clock(), 1e6, "cpu")
     assert [r["direction"] for r in found] == ["forward", "backward", "training"] and not any(r["wrong"] for r in found)
     forward, backward, both = (r["bytes"] for r in found)
-    assert forward == 5 * 96 * 4 + 5 * 8 + 4 and backward == 2 * 5 * 96 * 4 + 5 * 8 + 4 + 5 * 4 + 4
+    assert forward == 5 * 96 * 4 + 5 * 8 + 4 and backward == 2 * 5 * 96 * 4 + 5 * 8 + 4 + 2 * 5 * 4 + 4
     assert both == forward + backward
     assert "cross_entropy training" in "\n".join(rows.table(found))
 

@@ -12,23 +12,10 @@ from collections.abc import Mapping, Sequence
 import triton
 import triton.language as tl
 
+from . import linalg_forward as forward
 from .custom import Scratch
 from .elementwise import triton_dtype
-from .linalg_forward import (
-    BatchedMatmulForward,
-    EmbeddingForward,
-    LinearForward,
-    Tile,
-    accumulated,
-    grouped,
-    indices,
-    is_wide,
-    meta_of,
-    narrowed,
-    place,
-    power,
-    rows_at,
-)
+from .linalg_forward import grouped, indices, narrowed, place, rows_at
 from .plan import Given, Launch, Meta, cdiv
 from .sums import add_up
 
@@ -136,7 +123,7 @@ def _into(name: str, parts: int, acc: str, shape: tuple[int, ...]) -> str | Scra
 # ---------------------------------------------------------------------------------------------- ops
 
 
-class Linear(LinearForward):
+class Linear(forward.LinearForward):
     """How `linear` is launched."""
 
     gradients = ("x", "weight", "bias")
@@ -146,7 +133,7 @@ class Linear(LinearForward):
         self, given: Mapping[str, Given], grads: Mapping[str, Meta], multiprocessors: int
     ) -> Sequence[Launch]:
         known = {**given, **grads}
-        weight = meta_of(given, "weight")
+        weight = forward.meta_of(given, "weight")
         out: list[Launch] = []
         if "dx" in grads:
             out.append(self._by_matrix(known, "dy", "dx", weight.strides, weight.shape, None))
@@ -159,10 +146,10 @@ class Linear(LinearForward):
     def _over_rows(self, known: Mapping[str, Given], multiprocessors: int) -> list[Launch]:
         """dweight[o, i] = the sum over rows of dy[m, o] * x[m, i]: over shares of the rows where tiles are few."""
         row_sizes, steps, rows = self._rows(known, "dy", "x")
-        first, second = shape = meta_of(known, "weight").shape
-        dtype = meta_of(known, "dy").dtype
-        acc, tile = accumulated(dtype), Tile.of(first, second, rows, dtype)
-        wide = is_wide(known["dy"], known["x"], known["weight"])
+        first, second = shape = forward.meta_of(known, "weight").shape
+        dtype = forward.meta_of(known, "dy").dtype
+        acc, tile = forward.accumulated(dtype), forward.Tile.of(first, second, rows, dtype)
+        wide = forward.is_wide(known["dy"], known["x"], known["weight"])
         tiles = tile.tiles(first, second)
         parts, span = _shares(rows, tiles, 2 * multiprocessors, tile.k, 8)
         launch = self.launch(
@@ -175,8 +162,8 @@ class Linear(LinearForward):
     def _summed(self, known: Mapping[str, Given], multiprocessors: int) -> list[Launch]:
         """dbias[o] = the sum over rows of dy[m, o]."""
         row_sizes, steps, rows = self._rows(known, "dy")
-        dy = meta_of(known, "dy")
-        columns, acc, wide = dy.shape[-1], accumulated(dy.dtype), is_wide(dy)
+        dy = forward.meta_of(known, "dy")
+        columns, acc, wide = dy.shape[-1], forward.accumulated(dy.dtype), forward.is_wide(dy)
         programs = cdiv(columns, 64)
         parts, span = _shares(rows, programs, 4 * multiprocessors, 32, 4)
         launch = self.launch(
@@ -187,7 +174,7 @@ class Linear(LinearForward):
         return _added_up("dbias", launch, parts, columns, acc, wide)
 
 
-class BatchedMatmul(BatchedMatmulForward):
+class BatchedMatmul(forward.BatchedMatmulForward):
     """How `batched_matmul` is launched."""
 
     gradients = ("a", "b")
@@ -201,7 +188,7 @@ class BatchedMatmul(BatchedMatmulForward):
         return out + ([self._product(known, "a", "dy", "db", True, False)] if "db" in grads else [])
 
 
-class Embedding(EmbeddingForward):
+class Embedding(forward.EmbeddingForward):
     """How `embedding` is launched."""
 
     gradients = ("weight",)
@@ -212,8 +199,10 @@ class Embedding(EmbeddingForward):
     ) -> Sequence[Launch]:
         row_sizes, steps, rows = self._rows(given, "idx", "dy")
         values, columns = shape = grads["dweight"].shape
-        acc, wide = accumulated(meta_of(given, "dy").dtype), is_wide(given["idx"], given["dy"], grads["dweight"])
-        block_n = min(64, power(columns))
+        acc, wide = forward.accumulated(forward.meta_of(given, "dy").dtype), forward.is_wide(
+            given["idx"], given["dy"], grads["dweight"]
+        )
+        block_n = min(64, forward.power(columns))
         tiles = cdiv(values, 16), cdiv(columns, block_n)
         parts, span = _shares(rows, math.prod(tiles), 4 * multiprocessors, CHUNK, 1)
         launch = self.launch(

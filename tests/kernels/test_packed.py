@@ -35,6 +35,7 @@ def op_class(name: str) -> type[RuntimeOp]:
 
 
 OPS = [n for n in sorted(dir(generated)) if op_class(n).outputs]
+"""Steps of optimizers have tables: see test_optimizers."""
 
 
 def attrs_of(name: str, one: Case) -> dict[str, Any]:
