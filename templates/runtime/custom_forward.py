@@ -211,7 +211,11 @@ class CustomForward(RuntimeOp):
         for tensor in (*self.outputs, *self.saved):
             shape = self._shape(tensor, extents, known)
             if shape is None:
-                why = ": `...` alone may be broadcast, unless it is declared `broadcast=False`" if tensor.broadcast else ""
+                why = (
+                    ": `...` alone may be broadcast, unless it is declared `broadcast=False`"
+                    if tensor.broadcast
+                    else ""
+                )
                 raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments{why}")
             made[tensor.name] = Meta(self.output_dtype(tensor, given, compute), shape, dense_strides(shape))
         updated = self.updated(given)

@@ -353,6 +353,20 @@ REFUSED = {
     "no name": (unit_forward, {**WHOLE, "x_ptr": 4096}, 1, "unit: kernel `unit_forward`: `x_ptr` is 4096; it takes the name of a tensor"),
     "scratch": (unit_forward, {**WHOLE, "norm_ptr": Scratch("x", "f32", (3,))}, 1, "unit: the scratch `x` has the name of another tensor"),
     "no program": (unit_forward, WHOLE, 0, "unit: kernel `unit_forward`: a grid of 0"),
+    "a scratch of no dtype": (unit_forward, {**WHOLE, "norm_ptr": Scratch("s", "float32", (3,))}, 1,
+                              "unit: kernel `unit_forward`: `norm_ptr`: the scratch `s` is of dtype 'float32'; dtypes: f16, bf16, f32"),
+    "a scratch of no extents": (unit_forward, {**WHOLE, "norm_ptr": Scratch("s", "f32", 3)}, 1,
+                                "unit: kernel `unit_forward`: `norm_ptr`: the scratch `s` is of shape 3; it takes a tuple of extents"),
+    "a plain function": (swapped, WHOLE, 1, "unit: kernel `swapped` is no function under `@triton.jit` itself"),
+    "a float of programs": (unit_forward, WHOLE, 2.0, "unit: kernel `unit_forward`: a grid of 2.0; it is a whole number, or a tuple of up to three"),
+    "no grid": (unit_forward, WHOLE, None, "unit: kernel `unit_forward`: a grid of None; it is a whole number"),
+    "a grid of a function": (unit_forward, WHOLE, len, "unit: kernel `unit_forward`: a grid of <built-in function len>; it is a whole number"),
+    "a grid of a truth": (unit_forward, WHOLE, True, "unit: kernel `unit_forward`: a grid of True; it is a whole number"),
+    "a grid of nothing": (unit_forward, WHOLE, (), "unit: kernel `unit_forward`: a grid of ()"),
+    "an odd number of warps": (unit_forward, {**WHOLE, "warps": 3}, 1, "unit: kernel `unit_forward`: `warps` is 3; it takes 1, 2, 4, 8, 16, 32"),
+    "no number of warps": (unit_forward, {**WHOLE, "warps": "4"}, 1, "unit: kernel `unit_forward`: `warps` is '4'; it takes a whole number"),
+    "stages below none": (unit_forward, {**WHOLE, "stages": -1}, 1, "unit: kernel `unit_forward`: `stages` is -1"),
+    "Triton's own word": (unit_forward, {**WHOLE, "num_warps": 8}, 1, "unit: kernel `unit_forward`: `num_warps` is called `warps` here"),
     "too many": (unit_forward, WHOLE, (1, 70000), "unit: kernel `unit_forward`: a grid of (1, 70000)"),
 }  # fmt: skip
 
@@ -369,6 +383,40 @@ def test_a_launch_that_does_not_fit_is_refused_by_name(what: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         call(Wrong(factor=1.0), {"x": x, "weight": weight})
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "launch", ["launch"], {}], ids=str)
+def test_what_is_no_list_of_launches_is_refused(given: Any) -> None:
+    class Wrong(Unit):
+        def lower(self, given_: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Any:
+            return given
+
+    x, weight = tensors()
+    with pytest.raises(TypeError, match="unit: `lower` gives .*; it gives a list of launches"):
+        call(Wrong(factor=1.0), {"x": x, "weight": weight})
+
+
+def test_one_launch_is_no_list_of_launches() -> None:
+    class Wrong(Unit):
+        def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Any:
+            return of_rows(self, given, outputs)[0]
+
+        def lower_backward_source(self, given: Any, grads: Any, multiprocessors: int) -> Any:
+            return None
+
+    x, weight = Meta("f64", (5, 13), (13, 1)), Meta("f64", (13,), (1,))
+    op, given = Wrong(factor=1.0), {"x": x, "weight": weight}
+    with pytest.raises(TypeError, match="unit: `lower` gives Launch.*; it gives a list of launches"):
+        op.plan_forward(given)
+    with pytest.raises(TypeError, match="unit: `lower_backward_source` gives None; it gives a list of launches"):
+        op.plan_backward({**given, "y": x, "norm": Meta("f64", (5,), (1,)), "dy": x}, ("x",), 2)
+
+
+def test_a_class_is_called_by_an_instance() -> None:
+    x, weight = tensors()
+    wrong: Any = Unit
+    with pytest.raises(TypeError, match=r"unit: `call` was given the class; .*: Unit\(\.\.\.\)"):
+        call(wrong, {"x": x, "weight": weight})
 
 
 def test_a_backward_that_reads_what_is_not_kept_is_refused() -> None:
@@ -492,6 +540,19 @@ DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"buffers": (Tensor("count", "N"),), "updates": {"count": {"mode": ("a",)}}},
         "odd: `mode`, under which it updates `count`, is no choice among its kinds",
     ),
+    "no comma": ({"inputs": Tensor("x", "B, N")}, "odd: its `inputs` are one Tensor, `x`; they are a tuple: `(Tensor(...),)`"),
+    "no tensors": ({"inputs": ("x",)}, "odd: its `inputs` are ('x',); they are a tuple: `(Tensor(...),)`"),
+    "no comma behind a gradient": ({"gradients": "x"}, "odd: its `gradients` are 'x'; they are a tuple of names"),
+    "an unknown kind": (
+        {"kinds": {"factor": "number"}},
+        "odd: the kind of `factor` is 'number'; kinds: 'float', 'int', 'bool', with '?' where it may be None, or a tuple of choices",
+    ),
+    "a type for a kind": (
+        {"kinds": {"factor": float}},
+        "odd: the kind of `factor` is <class 'float'>; kinds: 'float', 'int', 'bool', with '?' where it may be None, or a tuple of choices",
+    ),
+    "kinds without kinds": ({"kinds": ("factor",)}, "odd: its `kinds` are ('factor',); they are a dict, by the names of attrs"),
+    "two of a name among inputs": ({"inputs": (Tensor("x", "B, N"), Tensor("x", "B, N"))}, "odd: two of its tensors are called `x`"),
     "two of a name": ({"outputs": (Tensor("x", "B, N"),)}, "odd: two of its tensors are called `x`"),
     "the name of a gradient": ({"buffers": (Tensor("dx", "N"),)}, "odd: its tensor `dx` has the name of the gradient of `x`"),
     "the name of a cotangent": ({"buffers": (Tensor("dy", "N"),)}, "odd: its tensor `dy` has the name of the gradient of `y`"),
