@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +177,24 @@ def test_axes_are_checked_as_in_a_generated_op() -> None:
         call(Unit(factor=1.0), {"x": x, "weight": None})
     with pytest.raises(TypeError, match="unit: `factor` is missing, `scale` is no attr of it"):
         Unit(scale=2.0)
+
+
+def test_the_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/custom.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"^```python\n(.*?)^```", page.partition("`linear`")[0], re.DOTALL | re.MULTILINE)
+    (tmp_path / "example.py").write_text(first, encoding="utf-8")  # Triton reads a kernel's source from its file
+    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.arange(32.0, device=DEVICE).reshape(8, 4).T
+    known = {**vars(module), "x": x}
+    exec(compile(second, "docs/custom.md", "exec"), known)
+    assert torch.equal(known["y"], 2 * x) and known["total"].item() == 2 * x.sum().item()
+    assert torch.equal(known["dx"], torch.full_like(x, 2.0))
+    leaf = x.clone().requires_grad_()
+    call(module.Scale(factor=-3.0), {"x": leaf.mT}).sum().backward()
+    assert torch.equal(leaf.grad, torch.full_like(x, -3.0))
 
 
 # ---------------------------------------------------------------------------------------------- operands that are not dense
