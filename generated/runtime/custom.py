@@ -14,6 +14,8 @@ those of a generated op.
             return [self.launch(scale_kernel, cdiv(n, 1024), x_ptr="x", y_ptr="y", n=n, factor=self.attrs["factor"], BLOCK=1024)]
 
     call(Scale(factor=2.0), {"x": x})
+
+Operands that are not row-major are copied before the launches, unless the class says `strided = True`.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from .abi import PackedC, Recorder
-from .layout import parse_dims
+from .layout import names, parse_dims
 from .op import RuntimeOp
 from .plan import Meta, Tensor
 from .views import FLOATS, INTS, TensorView, dense_strides
@@ -94,9 +95,18 @@ class Case:
         self.usual = "f64" if "f64" in self.dtypes else "i64"
         placed = self._instance().axis_position()
         self.placed = placed[0] if placed else ""
+        self.whole = next((t for t in self.tensors if {self.placed, "..."} <= names(t.dims)), None)
+        """The tensor that has both the axis or pack that `dim` places and those around it."""
 
     def combinations(self, attrs: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-        """Layouts with attrs to run them with: some layouts with all of them, each other with one in turn."""
+        """Layouts with attrs to run them with: some layouts with all of them, each other with one in turn.
+
+        The steps of a fused op broadcast by NumPy's rules: what has the placed axis alone lies along it only where `dim` is as
+        it was recorded.
+        """
+        if self.op.fuses and any(self.placed in names(t.dims) and "..." not in names(t.dims) for t in self.tensors):
+            recorded = self._instance().axis_position()
+            attrs = [a for a in attrs if (self._instance(a).axis_position() or ())[:2] == (recorded or ())[:2]]
         out: list[tuple[str, Mapping[str, Any]]] = []
         for k, layout in enumerate(self.layouts):
             whole = len(attrs) <= 2 or layout in _THOROUGH
@@ -105,14 +115,27 @@ class Case:
 
     # -------------------------------------------------------------------------------- inputs
 
-    def _shape(self, tensor: Tensor, pack: tuple[int, ...]) -> tuple[int, ...]:
+    def _shape(self, tensor: Tensor, pack: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+        parts = self._parts(tensor, pack, attrs)
         shape: list[int] = []
         for dim in parse_dims(tensor.dims):
-            if dim.pack and (dim.axes[0] == "..." or dim.axes[0] != self.placed):
+            if dim.axes[0] in parts:
+                shape += parts[dim.axes[0]]
+            elif dim.pack and (dim.axes[0] == "..." or dim.axes[0] != self.placed):
                 shape += pack if dim.axes[0] == "..." else (3,)
             elif not dim.pack:
                 shape.append(math.prod(f or 3 for f in dim.fixed))
         return tuple(shape)  # a pack that `dim` places is a part of `...`
+
+    def _parts(self, tensor: Tensor, pack: tuple[int, ...], attrs: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The extents of a tensor that has only what `dim` places, or only what is around it: which they are, `dim` says."""
+        own = {self.placed, "..."} & names(tensor.dims)
+        if self.whole is None or len(own) != 1:
+            return {}
+        shape = self._shape(self.whole, pack, attrs)
+        meta = Meta("f64", shape, dense_strides(shape))
+        bound = self._instance(attrs).bind([self.whole], {self.whole.name: meta})[self.whole.name]
+        return {axis: [n for (a, _), n in sorted(bound.extents.items()) if a == axis] for axis in own}
 
     def _values(self, tensor: Tensor, shape: tuple[int, ...], dtype: str, seed: int, below: int = 3) -> torch.Tensor:
         """Random elements within the domain; of a tensor that indexes an axis, `below` the extent of that, which is 3 here."""
@@ -142,23 +165,24 @@ class Case:
         out = torch.where(out.double() < low, torch.nextafter(out, out.new_tensor(math.inf)), out)
         return out.to(DEVICE)
 
-    def inputs(self, layout: str, dtype: str = "") -> dict[str, Any]:
-        """Arguments by the spec's names, in a layout."""
+    def inputs(self, layout: str, dtype: str = "", attrs: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Arguments by the spec's names, in a layout; `attrs` are those of the call, where they are not the defaults."""
         dtype = dtype or self.usual
         out = {}
         for k, tensor in enumerate(self.tensors):
-            out[tensor.name] = self._laid_out(tensor, k, layout, dtype)
+            out[tensor.name] = self._laid_out(tensor, k, layout, dtype, attrs)
         return out
 
-    def _laid_out(self, tensor: Tensor, k: int, layout: str, dtype: str) -> torch.Tensor:
+    def _laid_out(self, tensor: Tensor, k: int, layout: str, dtype: str, attrs: Mapping[str, Any]) -> torch.Tensor:
         if layout in _SHAPES:
             # Rows have other axes beside: an interpreter takes its time for each program.
             pack = tuple(n if self.op.elementwise else min(n, 129) for n in _SHAPES[layout])
-            return self._values(tensor, self._shape(tensor, pack), dtype, k)
+            return self._values(tensor, self._shape(tensor, pack, attrs), dtype, k)
         if layout in _BROADCASTS:
-            return self._values(tensor, self._shape(tensor, self._stretched(tensor, k, layout)), dtype, k)
+            return self._values(tensor, self._shape(tensor, self._stretched(tensor, k, layout), attrs), dtype, k)
         crossed = layout == "crossed"
-        shape = self._shape(tensor, (6, 5) if not crossed else (40, 37) if self.op.elementwise else (9, 8))
+        pack = (6, 5) if not crossed else (40, 37) if self.op.elementwise else (9, 8)
+        shape = self._shape(tensor, pack, attrs)
         if len(shape) < 2 or (crossed and k % 2 == 0):
             return self._values(tensor, shape, dtype, k)
         if layout == "transposed" or crossed:
@@ -185,7 +209,7 @@ class Case:
         if math.prod(_SHAPES.get(layout, (2,))) > 1:
             return False
         try:
-            self.call(self.inputs(layout), attrs)
+            self.call(self.inputs(layout, attrs=attrs), attrs)
         except ValueError as error:
             assert " requires " in str(error), error
             return True
@@ -206,7 +230,7 @@ class Case:
         """Values, shape and dtype against the reference in float64, and against the op itself on contiguous copies."""
         if self.refused(layout, attrs):
             return
-        given = self.inputs(layout)
+        given = self.inputs(layout, attrs=attrs)
         if self.reference is not None:
             expected = self._expected(given, attrs)
             for result, want in zip(self.call(given, attrs), expected, strict=True):
@@ -243,14 +267,14 @@ class Case:
     def _integers(self, dtype: str, layout: str, attrs: Mapping[str, Any]) -> None:
         if dtype != "bool":
             attrs = {n: int(v) if isinstance(v, float) and math.isfinite(v) else v for n, v in attrs.items()}
-        given = self.inputs(layout, dtype)
+        given = self.inputs(layout, dtype, attrs)
         results = self.call(given, attrs)
         if self.reference is not None:
             for result, want in zip(results, self._expected(given, attrs), strict=True):
                 assert result.dtype == want.dtype and torch.equal(result, want), layout
 
     def _floats(self, dtype: str, layout: str, attrs: Mapping[str, Any]) -> None:
-        low = self._stored_exactly(self.inputs(layout, dtype))
+        low = self._stored_exactly(self.inputs(layout, dtype, attrs))
         high = {n: v.double() if v.is_floating_point() else v for n, v in low.items()}
         ours, exact = (self._results(values, attrs, dtype) for values in (low, high))
         for (name, got), (_, want) in zip(ours.items(), exact.items()):
@@ -270,10 +294,10 @@ class Case:
         """All that is computed of these arguments, by what it is."""
         return {f"output {k}": y.detach() for k, y in enumerate(self.call(given, attrs))}
 
-    def _instance(self) -> RuntimeOp:
-        """The op with its defaults, and a number for what has none."""
+    def _instance(self, attrs: Mapping[str, Any] = MappingProxyType({})) -> RuntimeOp:
+        """The op with these attrs, else its defaults, and a number for what has none."""
         kinds = self.op.kinds
-        values = self._all_attrs({}).items()
+        values = self._all_attrs(attrs).items()
         whole = {n: {"int": -1, "dims": -1, "shape": 3}.get(str(kinds.get(n)), 0.5) for n, _ in values}
         return self.op(**{n: whole[n] if v is inspect.Parameter.empty else v for n, v in values})
 
@@ -307,7 +331,7 @@ class Case:
         return op, sides, outputs, named
 
     def _view(self, tensor: Tensor, address: int) -> TensorView:
-        shape = self._shape(tensor, (4, 8))
+        shape = self._shape(tensor, (4, 8), {})
         dtype = "f32" if any(d in FLOATS for d in tensor.dtypes) else tensor.dtypes[0]
         return TensorView(address, dtype, shape, dense_strides(shape))
 

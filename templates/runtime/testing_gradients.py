@@ -53,7 +53,7 @@ class GradientCase(Case):
         """Each gradient against central differences; upstream gradients random, sliced, and of stride 0."""
         if self.refused(layout, attrs):
             return
-        given = self.inputs(layout)
+        given = self.inputs(layout, attrs=attrs)
         names = self._differentiable(given)
         leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
         outputs = self.call(leaves, attrs)
@@ -122,7 +122,7 @@ class GradientCase(Case):
         """Every subset of the gradients may be all that is needed; the others stay None."""
         layouts = ("matrix", "row") if "row" in self.layouts else ("matrix",)
         for layout in layouts:
-            given = self.inputs(layout)
+            given = self.inputs(layout, attrs=attrs)
             names = self._differentiable(given)
             whole = self._results(given, attrs)
             for count in range(1, len(names) + 1):
@@ -137,7 +137,7 @@ class GradientCase(Case):
 
     def twice(self, attrs: Mapping[str, Any]) -> None:
         """A second derivative is refused, not silently wrong."""
-        given = self.inputs("matrix")
+        given = self.inputs("matrix", attrs=attrs)
         names = self._differentiable(given)
         leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
         outputs = self.call(leaves, attrs)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +177,24 @@ def test_axes_are_checked_as_in_a_generated_op() -> None:
         call(Unit(factor=1.0), {"x": x, "weight": None})
     with pytest.raises(TypeError, match="unit: `factor` is missing, `scale` is no attr of it"):
         Unit(scale=2.0)
+
+
+def test_the_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/custom.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"^```python\n(.*?)^```", page.partition("`linear`")[0], re.DOTALL | re.MULTILINE)
+    (tmp_path / "example.py").write_text(first, encoding="utf-8")  # Triton reads a kernel's source from its file
+    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.arange(32.0, device=DEVICE).reshape(8, 4).T
+    known = {**vars(module), "x": x}
+    exec(compile(second, "docs/custom.md", "exec"), known)
+    assert torch.equal(known["y"], 2 * x) and known["total"].item() == 2 * x.sum().item()
+    assert torch.equal(known["dx"], torch.full_like(x, 2.0))
+    leaf = x.clone().requires_grad_()
+    call(module.Scale(factor=-3.0), {"x": leaf.mT}).sum().backward()
+    assert torch.equal(leaf.grad, torch.full_like(x, -3.0))
 
 
 # ---------------------------------------------------------------------------------------------- operands that are not dense
@@ -353,6 +373,20 @@ REFUSED = {
     "no name": (unit_forward, {**WHOLE, "x_ptr": 4096}, 1, "unit: kernel `unit_forward`: `x_ptr` is 4096; it takes the name of a tensor"),
     "scratch": (unit_forward, {**WHOLE, "norm_ptr": Scratch("x", "f32", (3,))}, 1, "unit: the scratch `x` has the name of another tensor"),
     "no program": (unit_forward, WHOLE, 0, "unit: kernel `unit_forward`: a grid of 0"),
+    "a scratch of no dtype": (unit_forward, {**WHOLE, "norm_ptr": Scratch("s", "float32", (3,))}, 1,
+                              "unit: kernel `unit_forward`: `norm_ptr`: the scratch `s` is of dtype 'float32'; dtypes: f16, bf16, f32"),
+    "a scratch of no extents": (unit_forward, {**WHOLE, "norm_ptr": Scratch("s", "f32", 3)}, 1,
+                                "unit: kernel `unit_forward`: `norm_ptr`: the scratch `s` is of shape 3; it takes a tuple of extents"),
+    "a plain function": (swapped, WHOLE, 1, "unit: kernel `swapped` is no function under `@triton.jit` itself"),
+    "a float of programs": (unit_forward, WHOLE, 2.0, "unit: kernel `unit_forward`: a grid of 2.0; it is a whole number, or a tuple of up to three"),
+    "no grid": (unit_forward, WHOLE, None, "unit: kernel `unit_forward`: a grid of None; it is a whole number"),
+    "a grid of a function": (unit_forward, WHOLE, len, "unit: kernel `unit_forward`: a grid of <built-in function len>; it is a whole number"),
+    "a grid of a truth": (unit_forward, WHOLE, True, "unit: kernel `unit_forward`: a grid of True; it is a whole number"),
+    "a grid of nothing": (unit_forward, WHOLE, (), "unit: kernel `unit_forward`: a grid of ()"),
+    "an odd number of warps": (unit_forward, {**WHOLE, "warps": 3}, 1, "unit: kernel `unit_forward`: `warps` is 3; it takes 1, 2, 4, 8, 16, 32"),
+    "no number of warps": (unit_forward, {**WHOLE, "warps": "4"}, 1, "unit: kernel `unit_forward`: `warps` is '4'; it takes a whole number"),
+    "stages below none": (unit_forward, {**WHOLE, "stages": -1}, 1, "unit: kernel `unit_forward`: `stages` is -1"),
+    "Triton's own word": (unit_forward, {**WHOLE, "num_warps": 8}, 1, "unit: kernel `unit_forward`: `num_warps` is called `warps` here"),
     "too many": (unit_forward, WHOLE, (1, 70000), "unit: kernel `unit_forward`: a grid of (1, 70000)"),
 }  # fmt: skip
 
@@ -369,6 +403,40 @@ def test_a_launch_that_does_not_fit_is_refused_by_name(what: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         call(Wrong(factor=1.0), {"x": x, "weight": weight})
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, "launch", ["launch"], {}], ids=str)
+def test_what_is_no_list_of_launches_is_refused(given: Any) -> None:
+    class Wrong(Unit):
+        def lower(self, given_: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Any:
+            return given
+
+    x, weight = tensors()
+    with pytest.raises(TypeError, match="unit: `lower` gives .*; it gives a list of launches"):
+        call(Wrong(factor=1.0), {"x": x, "weight": weight})
+
+
+def test_one_launch_is_no_list_of_launches() -> None:
+    class Wrong(Unit):
+        def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> Any:
+            return of_rows(self, given, outputs)[0]
+
+        def lower_backward_source(self, given: Any, grads: Any, multiprocessors: int) -> Any:
+            return None
+
+    x, weight = Meta("f64", (5, 13), (13, 1)), Meta("f64", (13,), (1,))
+    op, given = Wrong(factor=1.0), {"x": x, "weight": weight}
+    with pytest.raises(TypeError, match="unit: `lower` gives Launch.*; it gives a list of launches"):
+        op.plan_forward(given)
+    with pytest.raises(TypeError, match="unit: `lower_backward_source` gives None; it gives a list of launches"):
+        op.plan_backward({**given, "y": x, "norm": Meta("f64", (5,), (1,)), "dy": x}, ("x",), 2)
+
+
+def test_a_class_is_called_by_an_instance() -> None:
+    x, weight = tensors()
+    wrong: Any = Unit
+    with pytest.raises(TypeError, match=r"unit: `call` was given the class; .*: Unit\(\.\.\.\)"):
+        call(wrong, {"x": x, "weight": weight})
 
 
 def test_a_backward_that_reads_what_is_not_kept_is_refused() -> None:
@@ -492,6 +560,19 @@ DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"buffers": (Tensor("count", "N"),), "updates": {"count": {"mode": ("a",)}}},
         "odd: `mode`, under which it updates `count`, is no choice among its kinds",
     ),
+    "no comma": ({"inputs": Tensor("x", "B, N")}, "odd: its `inputs` are one Tensor, `x`; they are a tuple: `(Tensor(...),)`"),
+    "no tensors": ({"inputs": ("x",)}, "odd: its `inputs` are ('x',); they are a tuple: `(Tensor(...),)`"),
+    "no comma behind a gradient": ({"gradients": "x"}, "odd: its `gradients` are 'x'; they are a tuple of names"),
+    "an unknown kind": (
+        {"kinds": {"factor": "number"}},
+        "odd: the kind of `factor` is 'number'; kinds: 'float', 'int', 'bool', with '?' where it may be None, or a tuple of choices",
+    ),
+    "a type for a kind": (
+        {"kinds": {"factor": float}},
+        "odd: the kind of `factor` is <class 'float'>; kinds: 'float', 'int', 'bool', with '?' where it may be None, or a tuple of choices",
+    ),
+    "kinds without kinds": ({"kinds": ("factor",)}, "odd: its `kinds` are ('factor',); they are a dict, by the names of attrs"),
+    "two of a name among inputs": ({"inputs": (Tensor("x", "B, N"), Tensor("x", "B, N"))}, "odd: two of its tensors are called `x`"),
     "two of a name": ({"outputs": (Tensor("x", "B, N"),)}, "odd: two of its tensors are called `x`"),
     "the name of a gradient": ({"buffers": (Tensor("dx", "N"),)}, "odd: its tensor `dx` has the name of the gradient of `x`"),
     "the name of a cotangent": ({"buffers": (Tensor("dy", "N"),)}, "odd: its tensor `dy` has the name of the gradient of `y`"),
