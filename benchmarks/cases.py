@@ -22,7 +22,7 @@ import torch
 from generated.runtime.layout import parse_dims
 from generated.runtime.plan import Meta
 from generated.runtime.testing import TORCH, Case
-from generated.runtime.views import FLOATS, INTS, ITEM_SIZES
+from generated.runtime.views import FLOATS, INTS, ITEM_SIZES, dense_strides
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = ("bf16", "f16", "f32")
@@ -84,6 +84,20 @@ class Entry:
 
     def shape(self, tensor: Any, rows: int, cols: int, layout: str = "dense") -> tuple[int, ...]:
         """Of a tensor, so that `...` and named axes together are a matrix of rows x cols."""
+        return self._shape(tensor, rows, cols, layout, self._alike)
+
+    @functools.cached_property
+    def _alike(self) -> bool:
+        """Whether the op refuses named axes of different extents."""
+        shapes = {t.name: self._shape(t, 2, 2 * _OTHER_EXTENT, "dense", False) for t in self.tensors}
+        metas = {t.name: Meta(_kind(t, "f32"), shapes[t.name], dense_strides(shapes[t.name])) for t in self.tensors}
+        try:
+            self.instance.output_metas(metas)
+        except ValueError as error:
+            return " requires " in str(error)
+        return False
+
+    def _shape(self, tensor: Any, rows: int, cols: int, layout: str, alike: bool) -> tuple[int, ...]:
         for name in self.sizes:
             rows, cols = max(1, rows * cols // self.attrs[name]), self.attrs[name]
         placed = self.instance.axis_position()
@@ -95,7 +109,7 @@ class Entry:
             if dim.pack and dim.axes[0] == "...":
                 shape += (rows,) if named else (rows, cols)
             elif not dim.pack or dim.axes[0] != part:
-                known = {a: cols // parts if a == named[-1] else _OTHER_EXTENT for a in named}
+                known = {a: cols // parts if alike or a == named[-1] else _OTHER_EXTENT for a in named}
                 shape.append(math.prod(f or known[a] for a, f in zip(dim.axes, dim.fixed)))
         if layout in ("row", "column") and tensor is self._stretching[-1]:
             return tuple(shape[-1:]) if layout == "row" else (*shape[:-1], 1)
@@ -108,7 +122,7 @@ class Entry:
 
     def extent(self, axis: str, cols: int) -> int:
         """Of a named axis of extents that nothing fixes."""
-        return cols if axis == self._named("")[-1] else _OTHER_EXTENT
+        return cols if self._alike or axis == self._named("")[-1] else _OTHER_EXTENT
 
     def names(self) -> tuple[str, ...]:
         return tuple(t.name for t in self.tensors)
