@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import generated  # noqa: E402
+from generated.runtime import moves  # noqa: E402
 from generated.runtime.abi import KernelAbi, PackedC, Param, Recorder  # noqa: E402
 from generated.runtime.launcher import Address, bind  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
@@ -226,7 +227,9 @@ def started(launch: Launch, tensors: Mapping[str, Any]) -> None:
     """A launch from a buffer, over tensors of any strides."""
     views = {n: TensorView(v.data_ptr(), NAMES[v.dtype], tuple(v.shape), v.stride()) for n, v in tensors.items()}
     launch.kernel.abi.visit(launch.arguments(views, {}), packed := PackedC())
-    bind(launch, {n: Host.meta(v) for n, v in tensors.items()}, str(torch.empty(0, device=DEVICE).device))(packed.buffer)
+    bind(launch, {n: Host.meta(v) for n, v in tensors.items()}, str(torch.empty(0, device=DEVICE).device))(
+        packed.buffer
+    )
 
 
 def test_doubles_are_copied_and_added_to_bf16() -> None:
@@ -250,7 +253,7 @@ def test_a_gradient_in_bf16_beside_doubles() -> None:
     x = torch.randn(37, 48, dtype=torch.float64, device=DEVICE).requires_grad_()
     weight = torch.randn(48, device=DEVICE).bfloat16().requires_grad_()
     seed = torch.randn(37, 48, dtype=torch.float64, device=DEVICE)
-    op = op_class("rms_norm")(eps=1e-6)
+    op = op_class("rms_norm")(eps=1e-6, offset=0.0)
     host = Host(op, {"x": x.detach(), "weight": weight.detach()})
     (y,) = host.forward()
     want = generated.rms_norm(x, weight, eps=1e-6)
