@@ -6,7 +6,8 @@ torch is imported when an op is first called, so that the package imports withou
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .graph import recording
@@ -223,16 +224,29 @@ def launch(
         with lib.torch.cuda.device(device):
             _run(plan, tensors, numbers)
     else:
-        _interpret(plan, tensors, numbers, lib)
+        _interpret(plan, tensors, numbers)
 
 
-def _interpret(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float], lib: Torch) -> None:
-    """Triton's interpreter cannot store a float64 as bf16: results that are such are float32 first, and rounded after."""
-    torch, stored = lib.torch, {n: tensors[n] for n in (*plan.outputs, *plan.updated)}
-    mixed = any(v.dtype == torch.float64 for v in tensors.values())
-    halves = {n: v for n, v in stored.items() if mixed and v.dtype == torch.bfloat16}
-    wide = {n: torch.empty_strided(v.shape, v.stride(), dtype=torch.float32).copy_(v) for n, v in halves.items()}
-    _run(plan, {**tensors, **wide}, numbers)
+def _interpret(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    mixed = any(v.dtype == torch_dtypes()["f64"] for v in tensors.values())
+    with rounded_after({n: tensors[n] for n in (*plan.outputs, *plan.updated) if mixed}) as wide:
+        _run(plan, {**tensors, **wide}, numbers)
+
+
+@contextmanager
+def rounded_after(stored: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, torch.Tensor]]:
+    """Triton's interpreter cannot store a float64 as bf16: what launches store so is float32 first, and rounded after.
+
+    Args:
+        stored: CPU tensors of any dtype that launches with a float64 among their operands write.
+
+    Yields:
+        By the same keys, what is to be written in place of those that are bf16.
+    """
+    dtypes, empty = torch_dtypes(), torch_library().torch.empty_strided
+    halves = {n: v for n, v in stored.items() if v.dtype == dtypes["bf16"]}
+    wide = {n: empty(v.shape, v.stride(), dtype=dtypes["f32"]).copy_(v) for n, v in halves.items()}
+    yield wide
     for name, tensor in halves.items():
         tensor.copy_(wide[name])
 

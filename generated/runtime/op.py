@@ -103,9 +103,7 @@ class RuntimeOp:
                 if value not in kind:
                     raise ValueError(f"{self.name}: `{name}` is {value!r}; choices: {', '.join(kind)}")
             elif not _is_kind(value, kind):
-                raise TypeError(
-                    f"{self.name}: `{name}` is {value!r:.40}; it takes {_KINDS[kind.partition('*')[0].rstrip('?')]}"
-                )
+                raise TypeError(f"{self.name}: `{name}` is {value!r:.40}; it takes {_taken(value, kind)}")
             elif counted and value < 1:
                 raise ValueError(f"{self.name}: `{name}` is {value}; it is the extent of an axis")
 
@@ -629,6 +627,13 @@ _KINDS = {
     "dims": "a whole number or a tuple of them",
     "shape": "an extent or a tuple of them",
 }
+
+
+def _taken(value: Any, kind: str) -> str:
+    """What a kind takes, in the words of an error: how many where there are more or fewer, else what each is."""
+    base, _, count = kind.rstrip("?").partition("*")
+    wrong = count and isinstance(value, tuple) and len(value) != int(count)
+    return count if wrong else _KINDS[base]
 
 
 def _is_kind(value: Any, kind: str) -> bool:

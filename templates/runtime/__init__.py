@@ -9,6 +9,7 @@ op       `RuntimeOp`, the contract between an op and whatever launches it, forwa
 differentiable  `DifferentiableOp`, the same with the backward: for training alone, as is all that says so below
 stepwise  for training: `StepOp`, the contract of an op that updates state, over many tensors in a launch
 optim    for training: optimizers on torch's parameters, made of steps
+state_dicts  for training: what of a state dict does not fit an optimizer
 steps    for training: `@triton.jit` helpers of the kernels of steps
 sums     for training: `@triton.jit` helpers of gradients that are summed over what was broadcast
 kernels  `@triton.jit` helpers that the kernels call

@@ -56,6 +56,7 @@ class BoundLaunch:
         self._dtypes = torch_dtypes()
         self._options = launch.options(most_warps())
         self._layout = struct.Struct(launch.kernel.abi.format)
+        self._written = self._stored()
         self._content = b""
         self._arguments: list[Any] | None = None
         self._compiled: dict[Any, Any] = {}
@@ -77,6 +78,8 @@ class BoundLaunch:
         if self._device.type == "cuda" and self._torch.cuda.current_device() != self._device.index:
             with self._torch.cuda.device(self._device):
                 self._run()
+        elif self._written:
+            self._interpret()
         else:
             self._run()
 
@@ -88,6 +91,28 @@ class BoundLaunch:
         compiled = self.launch.kernel.function[self.launch.grid](*self._arguments, **self._options)
         if compiled is not None:  # the interpreter compiles nothing
             self._start = self._compiled[self._specialised] = compiled[self.launch.grid]
+
+    def _stored(self) -> dict[str, Meta]:
+        """By pointer, what the interpreter is to store through `rounded_after`: bf16 of a launch with a float64 beside it."""
+        if self._device.type == "cuda" or all(m.dtype != "f64" for m in self.metas.values()):
+            return {}
+        from .accesses import accesses
+
+        written = accesses(self.launch.kernel.function).written
+        stored = {p: self.metas[n] for p, n in self.launch.pointers.items() if p in written}
+        return {p: m for p, m in stored.items() if m.dtype == "bf16" and 0 not in m.shape}
+
+    def _interpret(self) -> None:
+        """The elements alone are rounded: what lies between them may be another tensor's."""
+        from .binding import rounded_after
+
+        assert self._arguments is not None
+        names = [p.name for p in self.launch.kernel.abi.params]
+        own = {p: a for p, a in zip(names, self._arguments) if p in self._written and a is not None}
+        elements = {p: a.as_strided(self._written[p].shape, self._written[p].strides) for p, a in own.items()}
+        with rounded_after(elements) as wide:
+            arguments = [wide.get(p, a) for p, a in zip(names, self._arguments)]
+            self.launch.kernel.function[self.launch.grid](*arguments, **self._options)
 
     def _bind(self, content: bytes) -> None:
         """Takes the buffer apart, and looks up what was compiled for arguments of its kind."""

@@ -12,6 +12,8 @@ in the format of torch's own. `step` is `prepare`, what the host does, and `laun
 
 from __future__ import annotations
 
+import copy as copying
+import difflib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .binding import interpreted, run
+from . import state_dicts
+from .binding import interpreted, rounded_after, run
 from .plan import Launch, Tensor
 from .stepwise import COUNTER, FRESH, VECTOR, Place, StepOp, norm_launches, tiles
 
@@ -28,6 +31,13 @@ Params: TypeAlias = "Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterabl
 
 _NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 _DTYPES = {v: k for k, v in _NAMES.items()}
+
+_NOTES = frozenset(
+    ("params", "param_names", "name")
+    + ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")  # of torch's schedulers
+    + ("foreach", "fused", "capturable", "differentiable")  # how torch's own optimizers launch
+)
+"""What a group may have beside its hyper-parameters; no step reads it."""
 
 
 @dataclass
@@ -138,14 +148,17 @@ class Optimizer(torch.optim.Optimizer):
     found_inf: torch.Tensor | None
 
     def __init__(self, op: type[StepOp], params: Params, **hyper: Any) -> None:
-        self.op = op
-        self._public = {op.named.get(n, n): n for n in op.hyper()}
-        for name in hyper:
-            if name not in self._public:
-                raise TypeError(f"{op.name} has no hyper-parameter `{name}`; it has {', '.join(self._public)}")
+        self._begin(op)
+        self._require_known(hyper)
         for name in self._public:
             if name not in hyper:
                 raise TypeError(f"{op.name}: `{name}` is missing")
+        super().__init__(params, dict(hyper))
+
+    def _begin(self, op: type[StepOp]) -> None:
+        """What an optimizer has before it has parameters."""
+        self.op = op
+        self._public = {op.named.get(n, n): n for n in op.hyper()}
         self._trained = op.trained().name
         self._own: dict[torch.Tensor, _Own] = {}
         self._batches: dict[Any, _Batch] = {}
@@ -161,12 +174,28 @@ class Optimizer(torch.optim.Optimizer):
         """The flag that replays of a captured launch write."""
         self._host: torch.Tensor | None = None
         """Pinned memory for what is found of a step."""
-        super().__init__(params, dict(hyper))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and pickle take. As with torch's optimizers hooks stay behind; tables are made anew."""
+        self._settle()
+        own = {p: replace(o, chosen=None, there=(), dtypes=()) for p, o in self._own.items()}
+        factor = None if self._factor is None or self._factor[1] else self._factor
+        return {**super().__getstate__(), "op": self.op, "_own": own, "_factor": factor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(state["op"])
+        super().__setstate__(state)
 
     # -------------------------------------------------------------------------------- parameters and groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters with hyper-parameters of their own; both are checked here."""
+        """Adds parameters with hyper-parameters of their own; both are checked here.
+
+        Raises:
+            TypeError: a name that is no hyper-parameter, nor what torch's schedulers and optimizers write in groups.
+        """
+        if isinstance(param_group, dict):
+            self._require_known(n for n in param_group if n not in _NOTES)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -179,6 +208,15 @@ class Optimizer(torch.optim.Optimizer):
         for param in group["params"]:
             self._own[param] = _Own()
         self._prepared = False
+
+    def _require_known(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._public:
+                near = difflib.get_close_matches(str(name), self._public, n=1)
+                meant = f" (did you mean `{near[0]}`?)" if near else ""
+                raise TypeError(
+                    f"{self.op.name} has no hyper-parameter `{name}`{meant}; it has {', '.join(self._public)}"
+                )
 
     def _check(self, param: torch.Tensor) -> None:
         name = f"{self.op.name}: a parameter of shape {tuple(param.shape)}"
@@ -292,13 +330,37 @@ class Optimizer(torch.optim.Optimizer):
             tensors |= {
                 n: v.to(batch.work.device) for n, v in (("scale", scale), ("found_inf", found_inf)) if v is not None
             }
-            _run([batch.launch], tensors, batch.work.device)
+            if batch.work.device.type == "cpu" and "f64" in batch.dtypes.values():
+                self._interpret(batch, tensors)
+            else:
+                _run([batch.launch], tensors, batch.work.device)
             torch.autograd.graph.increment_version(batch.params)
         flag = None if found_inf is None else self._fetched(found_inf, capturing)
         if capturing:
             self._replayed = None if flag is None else flag[0]
         else:
             self._flag = flag
+
+    def _interpret(self, batch: _Batch, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A launch in the interpreter that computes in float64: its table has the addresses of what `rounded_after` gives."""
+        names = [n for n in batch.dtypes if n != self.op.inputs[0].name]
+        stored = {(p, n): self._stored(p, n) for p in batch.params for n in names if p.numel()}
+        with rounded_after(stored) as wide:
+            moved = {stored[k].data_ptr(): t.data_ptr() for k, t in wide.items()}
+            begin = -1 - len(self.op.stored())  # of the addresses in a row
+            rows = [[*r[:begin], *(moved.get(a, a) for a in r[begin:])] for r in batch.rows]
+            dtypes = {n: "f32" if d == "bf16" and n in names else d for n, d in batch.dtypes.items()}
+            launch = replace(batch.launch, values={**batch.launch.values, "DTYPES": self.op.codes(dtypes)})
+            table = torch.tensor(rows, dtype=torch.int64)
+            _run([launch], {**tensors, "table": table}, batch.work.device)
+
+    def _stored(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        """What a step of a parameter writes, by its name."""
+        if name == "copy":
+            found = self._own[param].copy
+            assert found is not None
+            return found
+        return param if name == self._trained else self.state[param][name]
 
     def _require_prepared(self, what: str, capturing: bool) -> None:
         ready = self._prepared and all(b.values for b in self._batches.values())
@@ -539,13 +601,19 @@ class Optimizer(torch.optim.Optimizer):
     # -------------------------------------------------------------------------------- state dicts
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and state in the format of torch's own optimizers, which load it."""
+        """Groups and state in the format of torch's own optimizers, which load it. Hooks are called as torch calls them."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         self._settle()
-        out = super().state_dict()
-        places = {k: p for k, p in enumerate(p for g in self.param_groups for p in g["params"])}
-        out["state"] = {
-            k: self._packed(places[k], state) for k, state in out["state"].items() if not self._own[places[k]].fresh
-        }
+        places: dict[torch.Tensor, int] = {}
+        for k, param in enumerate(p for g in self.param_groups for p in g["params"]):
+            places.setdefault(param, k)
+        groups = [{**g, "params": [places[p] for p in g["params"]]} for g in self.param_groups]
+        state = {places[p]: self._packed(p, own) for p, own in self.state.items() if not self._own[p].fresh}
+        out: dict[str, Any] = {"state": state, "param_groups": groups}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, out)
+            out = out if changed is None else changed
         return out
 
     def _packed(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -554,54 +622,99 @@ class Optimizer(torch.optim.Optimizer):
         return {**counted, **state, **{n: torch.tensor(v, dtype=torch.float64) for n, v in own.numbers.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes groups and state from a state dict of this optimizer or of torch's own of the same kind.
+        """Takes groups and state from a state dict of this optimizer or of torch's own of the same kind. Hooks are called as torch
+        calls them.
 
         Raises:
-            ValueError: naming all that is missing or of another shape; nothing is changed then.
+            ValueError: naming all that is missing, of another kind or shape, or beyond what the op requires; nothing is changed then.
         """
-        groups, saved = state_dict["param_groups"], state_dict["state"]
-        sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"{self.op.name}: the state dict has groups of {sizes[0]} parameters, the optimizer of {sizes[1]}"
-            )
-        own, state, faults = dict[torch.Tensor, _Own](), dict[torch.Tensor, dict[str, torch.Tensor]](), list[str]()
-        for group, mine in zip(groups, self.param_groups):
-            missing = [n for n in self._public if n not in group]
-            faults += [f"a group lacks {', '.join(f'`{n}`' for n in missing)}"] if missing else []
-            for key, param in zip(group["params"], mine["params"]) if not missing else ():
-                bound = self._own[param]
-                own[param] = _Own(grad=bound.grad, copy=bound.copy)
-                if saved.get(key):
-                    self._unpack(group, f"parameter {key}", param, saved[key], own[param], state, faults)
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"{self.op.name}: the state dict is {state_dicts.described(state_dict)}; it takes a dict")
+        state_dict = dict(state_dict)  # hooks may change it
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        faults = list[str]()
+        groups, saved = state_dicts.outline(state_dict, [len(g["params"]) for g in self.param_groups], faults)
+        own, state = self._read(groups, saved, faults)
         if faults:
             raise ValueError(f"{self.op.name}: the state dict does not fit: {'; '.join(faults)}")
         self._undo, self._flag, self._factor, self._prepared = [], None, None, False
         for group, mine in zip(groups, self.param_groups):
-            mine.update({n: v for n, v in group.items() if n not in ("params", "param_names")})
+            mine.update(copying.deepcopy({n: v for n, v in group.items() if n not in ("params", "param_names")}))
         self._own = own
         self.state.clear()
         self.state.update(state)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
-    def _unpack(self, group: Mapping[str, Any], name: str, param: torch.Tensor, saved: Mapping[str, Any], own: _Own,
+    @torch.no_grad()
+    def _read(
+        self, groups: Sequence[Mapping[str, Any]], saved: Mapping[Any, Any], faults: list[str]
+    ) -> tuple[dict[torch.Tensor, _Own], dict[torch.Tensor, dict[str, torch.Tensor]]]:
+        """What goes with each parameter after loading, and its state in memory."""
+        own, state = dict[torch.Tensor, _Own](), dict[torch.Tensor, dict[str, torch.Tensor]]()
+        keys: dict[Any, torch.Tensor] = {}
+        for k, (group, mine) in enumerate(zip(groups, self.param_groups)):
+            hyper = self._read_hyper(f"group {k}", group, mine, faults)
+            for key, param in zip(group["params"], mine["params"]):
+                name, bound, found = f"parameter {key}", self._own[param], saved.get(key, {})
+                own[param] = _Own(grad=bound.grad, copy=bound.copy)
+                if keys.setdefault(key, param) is not param:
+                    faults.append(f"{name} is named twice")
+                elif not isinstance(found, Mapping):
+                    faults.append(f"the state of {name} is {state_dicts.described(found)}; it takes a dict")
+                elif found:
+                    self._unpack(hyper, name, param, found, own[param], state, faults)
+        return own, state
+
+    def _read_hyper(
+        self, name: str, group: Mapping[str, Any], mine: Mapping[str, Any], faults: list[str]
+    ) -> dict[str, Any]:
+        """The hyper-parameters of a group, ours in place of what is missing or wrong, so that all else can be read."""
+        missing = [f"`{n}`" for n in self._public if n not in group]
+        faults += [f"{name} lacks {', '.join(missing)}"] if missing else []
+        values = {n: group.get(n, mine[n]) for n in self._public}
+        while (fault := self._fault(values)) is not None:
+            faults.append(f"{name}: {fault}")
+            changes = (n for n in values if values[n] is not mine[n] and self._fault({**values, n: mine[n]}) != fault)
+            wrong = next(changes, None)
+            if wrong is None:
+                return {n: mine[n] for n in values}
+            values[wrong] = mine[wrong]
+        return values
+
+    def _fault(self, hyper: Mapping[str, Any]) -> str | None:
+        """What the op says against hyper-parameters, without its name."""
+        try:
+            self._instance(hyper, _Own()).require()
+        except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor that has no value
+            return str(error).removeprefix(self.op.name).removeprefix(":").strip()
+        return None
+
+    def _unpack(self, hyper: Mapping[str, Any], name: str, param: torch.Tensor, saved: Mapping[str, Any], own: _Own,
                 state: dict[torch.Tensor, dict[str, torch.Tensor]], faults: list[str]) -> None:  # fmt: skip
         """The state of one parameter, in our dtypes and on its device."""
-        op = self._instance(group, own)
+        op = self._instance(hyper, own)
         wanted = [t for t in op.stored()[1:] if t.name != self._trained and op.there(t)]
-        named = [t.name for t in (*wanted, *op.hosted())] + [n for n in (COUNTER,) if n in op.kinds]
-        if wanted and all(saved.get(t.name) is None for t in wanted) and not op.hosted() and COUNTER not in op.kinds:
+        counted = [COUNTER] if COUNTER in op.kinds else []
+        named = [*(t.name for t in (*wanted, *op.hosted())), *counted]
+        given = {n: saved[n] for n in named if saved.get(n) is not None}
+        if not given and not op.hosted() and not counted:
             return  # torch makes such state at the first step
-        faults += [f"{name} lacks `{n}`" for n in named if saved.get(n) is None]
-        for tensor in (t for t in wanted if saved.get(t.name) is not None):
-            value = saved[tensor.name]
-            if value.shape != param.shape:
-                faults.append(f"`{tensor.name}` of {name} is {tuple(value.shape)}, its parameter {tuple(param.shape)}")
-                continue
-            new = torch.empty_like(param, dtype=_state_dtype(tensor, param), requires_grad=False)
-            state.setdefault(param, {})[tensor.name] = new.copy_(value)
-        own.numbers = {t.name: float(saved[t.name]) for t in op.hosted() if saved.get(t.name) is not None}
-        own.step, own.fresh = int(saved.get(COUNTER) or 0), False
-        state.setdefault(param, {})
+        faults += [f"{name} lacks `{n}`" for n in named if n not in given]
+        label = {n: f"`{n}` of {name}" for n in given}
+        new = state.setdefault(param, {})
+        for tensor in (t for t in wanted if t.name in given):
+            value = given[tensor.name]
+            if state_dicts.fits(value, param, label[tensor.name], faults):
+                empty = torch.empty_like(param, dtype=_state_dtype(tensor, param), requires_grad=False)
+                new[tensor.name] = empty.copy_(value)
+        hosted = [t.name for t in op.hosted() if t.name in given]
+        own.numbers = {n: state_dicts.number(given[n], label[n], faults) for n in hosted}
+        for n in (n for n in counted if n in given):
+            own.step = state_dicts.whole(given[n], label[n], faults)
+        own.fresh = False
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -610,7 +723,7 @@ class Optimizer(torch.optim.Optimizer):
 def _number(value: Any) -> Any:
     """A hyper-parameter as Python has it: a learning rate may be a tensor."""
     if isinstance(value, torch.Tensor):
-        return value.item()
+        return value.item() if value.numel() == 1 else value
     return tuple(_number(v) for v in value) if isinstance(value, (tuple, list)) else value
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import math
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -309,6 +310,56 @@ def test_a_scheduler_of_torch_drives_it() -> None:
         near(a, b, 4)
 
 
+def schedulers() -> Iterator[tuple[str, Any]]:
+    rates = torch.optim.lr_scheduler
+    yield "one cycle", lambda o: rates.OneCycleLR(o, max_lr=0.1, total_steps=10)
+    yield "cyclic", lambda o: rates.CyclicLR(o, base_lr=0.01, max_lr=0.1, cycle_momentum=True)
+    yield "step", lambda o: rates.StepLR(o, 2)
+    yield "averaging", lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05)
+
+
+@pytest.mark.parametrize("make", [c[1] for c in schedulers()], ids=[c[0] for c in schedulers()])
+def test_groups_that_schedulers_wrote_in_are_taken(make: Any) -> None:
+    """And what torch's own optimizers have there, and names."""
+    ours = params(SOME)
+    first = torch.optim.Adam(groups(ours))
+    make(first)
+    second = generated.adam([{**g, "name": "a"} for g in first.param_groups])
+    assert [g["lr"] for g in second.param_groups] == [g["lr"] for g in first.param_groups]
+    named = generated.adamw([(f"p{k}", p) for k, p in enumerate(ours)])
+    assert named.param_groups[0]["param_names"] == ["p0", "p1"]
+
+
+def test_a_refused_group_is_left_as_it_was() -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours[:1])
+    group = {"params": ours[1:], "weight_decoy": 0.0}
+    with pytest.raises(TypeError, match=r"`weight_decoy` \(did you mean `weight_decay`\?\)"):
+        optimizer.add_param_group(group)
+    assert sorted(group) == ["params", "weight_decoy"] and len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("param", "grad", "copied"),
+    [("f64", "f64", "bf16"), ("bf16", "f64", None), ("bf16", "f64", "bf16"), ("f64", "bf16", "bf16")],
+)
+def test_doubles_are_rounded_to_bf16(param: str, grad: str, copied: str | None) -> None:
+    """Where a step computes in float64, its bf16 results are those numbers rounded."""
+    ours = params(SIZES, param)
+    optimizer = generated.sgd(ours, lr=0.1, momentum=0.9)
+    exact = [p.to(torch.float64, copy=True) for p in ours]
+    grads = [drawn(tuple(p.shape), 50 + k, grad) for k, p in enumerate(ours)]
+    copies = [None if copied is None else torch.zeros_like(p, dtype=TORCH[copied]) for p in ours]
+    for p, g, c in zip(ours, grads, copies):
+        optimizer.bind(p, grad=g, copy=c)
+    optimizer.step()
+    for p, e, g, c in zip(ours, exact, grads, copies):
+        want = e - 0.1 * g.double()
+        assert torch.allclose(p.double(), want, rtol=2 * EPS[param], atol=1e-15)
+        if c is not None:
+            assert torch.allclose(c.double(), want, rtol=EPS["bf16"], atol=1e-15)
+
+
 def test_a_step_bumps_the_version_of_its_parameters() -> None:
     (param,) = params([(5,)])
     param.requires_grad_()
@@ -376,15 +427,199 @@ def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
         "adamw: the state dict does not fit: parameter 0 lacks `exp_avg`; `exp_avg_sq` of parameter 1 is (3,), its parameter (2051,)"
     )
     with pytest.raises(
-        ValueError, match=r"adamw: the state dict has groups of \[1\] parameters, the optimizer of \[2\]"
+        ValueError,
+        match=r"adamw: the state dict does not fit: it has groups of \[1\] parameters, the optimizer of \[2\]",
     ):
         optimizer.load_state_dict({"state": {}, "param_groups": [{**before["param_groups"][0], "params": [0]}]})
     broken = copy.deepcopy(before)
     del broken["param_groups"][0]["betas"]
-    with pytest.raises(ValueError, match="adamw: the state dict does not fit: a group lacks `betas`"):
+    with pytest.raises(ValueError, match="adamw: the state dict does not fit: group 0 lacks `betas`"):
         optimizer.load_state_dict(broken)
     now = optimizer.state_dict()
     assert all(torch.equal(v, now["state"][k][n]) for k, s in before["state"].items() for n, v in s.items())
+
+
+def damaged() -> Iterator[tuple[str, Any, str]]:
+    """What is done to a dict of two parameters, and all that is said of it."""
+    first = "exp_avg", "parameter 0"
+    takes = "it takes a whole number that is not negative"
+    for value, text in (
+        (float("nan"), "nan"), (torch.tensor(float("inf")), "tensor(inf)"), ("a", "'a'"), (-5, "-5"), (2.5, "2.5"), (True, "True"),
+        (torch.ones(2), "a tensor of shape (2,)"), (10**400, "1" + 39 * "0"),
+    ):  # fmt: skip
+        yield f"step {text}", lambda d, v=value: d["state"][0].update(
+            step=v
+        ), f"`step` of {first[1]} is {text}; {takes}"
+    for value, text in (
+        (3.0, "3.0; it takes a float tensor"),
+        (torch.zeros(7, dtype=torch.int64), "torch.strided torch.int64 on cpu; it takes a dense float tensor"),
+        (torch.zeros(7).to_sparse(), "torch.sparse_coo torch.float32 on cpu; it takes a dense float tensor"),
+        (torch.zeros(7, device="meta"), "torch.strided torch.float32 on meta; it takes a dense float tensor"),
+        (torch.zeros(8), "(8,), its parameter (7,)"),
+    ):
+        yield f"exp_avg {text}", lambda d, v=value: d["state"][0].update(
+            exp_avg=v
+        ), f"`exp_avg` of {first[1]} is {text}"
+    for name, value, text in (
+        ("lr", -1.0, "requires lr >= 0"), ("lr", "x", "`lr` is 'x'; it takes a number"), ("betas", (0.9,), "`betas` is (0.9,); it takes 2"),
+        ("betas", 5, "requires 0 <= betas[0] < 1"), ("betas", object, None), ("amsgrad", 3, "`amsgrad` is 3; it takes True or False"),
+        ("betas", (2, 3), "requires 0 <= betas[0] < 1"),
+    ):  # fmt: skip
+        said = None if text is None else f"group 0: {text}"
+        yield f"{name} {value}", lambda d, n=name, v=value: d["param_groups"][0].update({n: v}), said
+    yield "no state", lambda d: d.pop("state"), "`state` is missing"
+    yield "a state", lambda d: d.update(state=[1]), "`state` is a list; it takes a dict"
+    yield "no groups", lambda d: d.pop("param_groups"), "`param_groups` is missing"
+    yield "groups", lambda d: d.update(param_groups=3), "`param_groups` is 3; it takes a list of groups"
+    yield "group", lambda d: d["param_groups"].append(3), "group 1: a group is a dict that has a list `params` of ids"
+    yield "params", lambda d: d["param_groups"][0].pop(
+        "params"
+    ), "group 0: a group is a dict that has a list `params` of ids"
+    yield "unhashable", lambda d: d["param_groups"][0].update(params=[[0], 1]), (
+        "group 0: a group is a dict that has a list `params` of ids"
+    )  # fmt: skip
+    yield "ids", lambda d: d["param_groups"][0].update(
+        params=[3, 1]
+    ), "it has state of parameter 0, which no group names"
+    yield "twice", lambda d: d["param_groups"][0].update(params=[0, 0]), (
+        "it has state of parameter 1, which no group names; parameter 0 is named twice"
+    )
+    yield "one state", lambda d: d["state"].update({0: 5}), "the state of parameter 0 is 5; it takes a dict"
+
+
+@pytest.mark.parametrize(("damage", "text"), [c[1:] for c in damaged()], ids=[c[0] for c in damaged()])
+def test_a_damaged_state_dict_is_refused_and_changes_nothing(damage: Any, text: str | None) -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    after(optimizer, ours, 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    wrong = copy.deepcopy(before)
+    damage(wrong)
+    with pytest.raises(ValueError, match="^adamw: the state dict does not fit: ") as found:
+        optimizer.load_state_dict(wrong)
+    assert text is None or str(found.value) == f"adamw: the state dict does not fit: {text}"
+    now = optimizer.state_dict()
+    assert now["param_groups"] == before["param_groups"]
+    assert all(torch.equal(v, now["state"][k][n]) for k, s in before["state"].items() for n, v in s.items())
+
+
+def test_all_that_is_damaged_is_said_at_once() -> None:
+    ours = params(SOME)
+    optimizer = generated.adamw(groups(ours))
+    after(optimizer, ours, 1)
+    wrong = copy.deepcopy(optimizer.state_dict())
+    wrong["param_groups"][0] |= {"lr": "x", "betas": (0.9, 3), "eps": -1.0}
+    del wrong["param_groups"][1]["weight_decay"]
+    wrong["state"][0] |= {"step": "a", "exp_avg": 3.0}
+    wrong["state"][1] = 5
+    wrong["state"][7] = {}
+    with pytest.raises(ValueError) as found:
+        optimizer.load_state_dict(wrong)
+    assert str(found.value).removeprefix("adamw: the state dict does not fit: ").split("; ") == [
+        "it has state of parameter 7, which no group names", "group 0: `lr` is 'x'", "it takes a number",
+        "group 0: requires 0 <= betas[1] < 1", "group 0: requires eps >= 0", "`exp_avg` of parameter 0 is 3.0", "it takes a float tensor",
+        "`step` of parameter 0 is 'a'", "it takes a whole number that is not negative", "group 1 lacks `weight_decay`",
+        "the state of parameter 1 is 5", "it takes a dict",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="adamw: the state dict is a list; it takes a dict"):
+        optimizer.load_state_dict([wrong])
+
+
+def test_numbers_of_the_host_are_checked_too() -> None:
+    ours = params(SOME)
+    optimizer = generated.nadam(ours)
+    after(optimizer, ours, 1)
+    wrong = copy.deepcopy(optimizer.state_dict())
+    wrong["state"][1]["mu_product"] = torch.tensor(float("nan"))
+    with pytest.raises(ValueError, match=r"`mu_product` of parameter 1 is tensor\(nan\); it takes a finite number$"):
+        optimizer.load_state_dict(wrong)
+
+
+def test_what_is_loaded_is_not_shared() -> None:
+    """A learning rate that is a tensor is copied, as torch copies it; state that wants a gradient takes none along."""
+    ours = params(SOME)
+    optimizer = generated.adamw(ours)
+    after(optimizer, ours, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = torch.tensor(0.5)
+    saved["state"][0]["exp_avg"].requires_grad_()
+    optimizer.load_state_dict(saved)
+    saved["param_groups"][0]["lr"].fill_(7.0)
+    assert float(optimizer.param_groups[0]["lr"]) == 0.5
+    assert not optimizer.state[ours[0]]["exp_avg"].requires_grad
+    after(optimizer, ours, 1, 1)
+
+
+def pickled(given: Any) -> Any:
+    return pickle.loads(pickle.dumps(given))
+
+
+@pytest.mark.parametrize("name", ["adamw", "nadam", "sgd"])
+@pytest.mark.parametrize("again", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copy_goes_on_by_itself(name: str, again: Any) -> None:
+    """With the parameters, state, counts and bound tensors of its own; the first does not see its steps."""
+    hyper = {"momentum": 0.9} if name == "sgd" else {}
+    ours = params(SOME, "f64")
+    optimizer = getattr(generated, name)(groups(ours), **hyper)
+    optimizer.bind(ours[1], copy=torch.zeros_like(ours[1], dtype=torch.float32))
+    after(optimizer, ours, 2)
+    at, kept = [p.clone() for p in ours], copy.deepcopy(optimizer.state_dict())
+    other, theirs = again((optimizer, ours))
+    assert type(other) is type(optimizer) and theirs[0] is other.param_groups[0]["params"][0]
+    after(other, theirs, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(ours, at)), "the first has moved"
+    now = optimizer.state_dict()
+    assert all(torch.equal(v, now["state"][k][n]) for k, s in kept["state"].items() for n, v in s.items())
+    after(optimizer, ours, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+    assert torch.equal(other._own[theirs[1]].copy, theirs[1].float())
+    other.add_param_group({"params": params([(4,)], "f64")})
+    assert other.param_groups[2]["lr"] == other.defaults["lr"]
+
+
+def test_a_copy_clips_as_the_first_would() -> None:
+    ours = params(SOME)
+    optimizer = generated.sgd(ours, lr=0.1)
+    give(ours, 0)
+    bound = [p.grad for p in ours]
+    for param, grad in zip(ours, bound):
+        optimizer.bind(param, grad=grad)
+    optimizer.clip_grad_norm(0.5)
+    other = copy.deepcopy(optimizer)
+    optimizer.step()
+    other.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, other.param_groups[0]["params"]))
+
+
+def test_hooks_of_state_dicts_are_called_as_torch_calls_them() -> None:
+    calls: dict[str, list[Any]] = {"ours": [], "torch": []}
+    kept: dict[str, Any] = {}
+    for who, make in (("ours", generated.adamw), ("torch", torch.optim.AdamW)):
+        own, seen = params(SOME), calls[who]
+        optimizer = make(own, lr=0.1)
+        after(optimizer, own, 1)
+
+        def loading(it: Any, d: dict[str, Any], seen: list[Any] = seen) -> dict[str, Any]:
+            seen.append(("loading", sorted(d), it.param_groups[0]["lr"]))
+            d["note"] = 1  # of a shallow copy
+            return {**d, "param_groups": [{**d["param_groups"][0], "lr": 0.25}]}
+
+        def saved(it: Any, d: dict[str, Any], seen: list[Any] = seen) -> dict[str, Any]:
+            seen.append(("saved", sorted(d), sorted(d["state"][0])))
+            return {**d, "more": 3}
+
+        optimizer.register_state_dict_pre_hook(lambda it, seen=seen: seen.append(("saving", it.param_groups[0]["lr"])))
+        optimizer.register_state_dict_post_hook(saved)
+        optimizer.register_load_state_dict_pre_hook(loading)
+        optimizer.register_load_state_dict_pre_hook(lambda it, d, seen=seen: seen.append("first"), prepend=True)
+        optimizer.register_load_state_dict_post_hook(
+            lambda it, seen=seen: seen.append(("loaded", it.param_groups[0]["lr"], torch.is_grad_enabled()))
+        )
+        kept[who] = optimizer.state_dict()
+        optimizer.load_state_dict(kept[who])
+        assert kept[who]["more"] == 3 and "note" not in kept[who]
+    assert calls["ours"] == calls["torch"] and len(calls["ours"]) == 5
+    assert calls["ours"][-1] == ("loaded", 0.25, True)
 
 
 # ---------------------------------------------------------------------------------------------- clipping, scaling
@@ -959,6 +1194,10 @@ def refused() -> Iterator[tuple[str, Any, type[Exception], str]]:
     yield "no such name", lambda: optim.Optimizer(op_class("lion"), one, lr=1, betas=(0.9, 0.9), weight_decay=0, maximize=False, eps=1), TypeError, (
         "lion has no hyper-parameter `eps`; it has lr, betas, weight_decay, maximize"
     )  # fmt: skip
+    yield "a typo", lambda: generated.lion([{"params": one, "lrr": 1}]), TypeError, (
+        "lion has no hyper-parameter `lrr` (did you mean `lr`?); it has lr, betas, weight_decay, maximize"
+    )  # fmt: skip
+    yield "too few", lambda: generated.adam(one, betas=(0.9,)), TypeError, "adam: `betas` is (0.9,); it takes 2"
     yield "missing", lambda: optim.Optimizer(op_class("lion"), one), TypeError, "lion: `lr` is missing"
     yield "negative", lambda: generated.lion(one, lr=-1.0), ValueError, "lion requires lr >= 0"
     yield "in a group", lambda: generated.lion([{"params": one, "lr": -1.0}]), ValueError, "lion requires lr >= 0"

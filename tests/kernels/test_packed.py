@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import generated  # noqa: E402
+from generated.runtime import moves  # noqa: E402
 from generated.runtime.abi import KernelAbi, PackedC, Param, Recorder  # noqa: E402
 from generated.runtime.launcher import Address, bind  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
@@ -223,6 +224,46 @@ def test_a_bound_launch_follows_the_buffer() -> None:
         op.pack(plan.launches[0], {**views, "other": number}, packed := PackedC())
         run(packed.buffer)
     assert [y.tolist() for y in results] == [[3, 4, 5, 6], [2, 3, 4, 5], [4, 5, 6, 7]]
+
+
+def started(launch: Launch, tensors: Mapping[str, Any]) -> None:
+    """A launch from a buffer, over tensors of any strides."""
+    views = {n: TensorView(v.data_ptr(), NAMES[v.dtype], tuple(v.shape), v.stride()) for n, v in tensors.items()}
+    launch.kernel.abi.visit(launch.arguments(views, {}), packed := PackedC())
+    bind(launch, {n: Host.meta(v) for n, v in tensors.items()}, str(torch.empty(0, device=DEVICE).device))(
+        packed.buffer
+    )
+
+
+def test_doubles_are_copied_and_added_to_bf16() -> None:
+    """Rounded, into columns of a tensor whose other columns are read: those are left as they are."""
+    whole = torch.randn(5, 6, device=DEVICE).bfloat16()
+    before, x = whole.clone(), torch.randn(5, 3, dtype=torch.float64, device=DEVICE)
+    out, other = whole[:, ::2], whole[:, 1::2]
+    tensors = {"x": x, "other": other, "out": out}
+    metas = {n: Host.meta(v) for n, v in tensors.items()}
+    started(moves.add(metas["x"], metas["other"], metas["out"]), tensors)
+    assert torch.equal(out, (x + before[:, 1::2].double()).float().bfloat16())
+    assert torch.equal(other, before[:, 1::2])
+    started(moves.add(metas["out"], metas["x"], metas["out"]), {"x": out, "other": x, "out": out})
+    assert torch.equal(out, (x + (x + before[:, 1::2].double()).float().bfloat16().double()).float().bfloat16())
+    started(moves.copy(metas["x"], metas["out"]), {"x": x, "out": out})
+    assert torch.equal(out, x.float().bfloat16()) and torch.equal(other, before[:, 1::2])
+
+
+def test_a_gradient_in_bf16_beside_doubles() -> None:
+    """Of a param that is broadcast, so that the sum has several launches: the bits of the torch path."""
+    x = torch.randn(37, 48, dtype=torch.float64, device=DEVICE).requires_grad_()
+    weight = torch.randn(48, device=DEVICE).bfloat16().requires_grad_()
+    seed = torch.randn(37, 48, dtype=torch.float64, device=DEVICE)
+    op = op_class("rms_norm")(eps=1e-6, offset=0.0)
+    host = Host(op, {"x": x.detach(), "weight": weight.detach()})
+    (y,) = host.forward()
+    want = generated.rms_norm(x, weight, eps=1e-6)
+    assert torch.equal(y, want)
+    want.backward(seed)
+    dx, dweight = host.backward([seed], ["x", "weight"])
+    assert dweight.dtype == torch.bfloat16 and torch.equal(dweight, weight.grad) and torch.equal(dx, x.grad)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i32", "i64", "bool"])
