@@ -424,6 +424,9 @@ def _check_graph(op: OpSpec, graph: Graph, sliced: tuple[str, ...], directions: 
     if "backward" in directions:
         roots += [stripped(t, graph) for t in graph.gradients if t.node is not None]
     whole = frozenset[str]().union(*(t.axes for t in graph.tensors.values())) - frozenset(sliced)
+    for target in graph.gradients if "backward" in directions else ():
+        if target.node is not None:
+            _check_sum(target, graph, whole)
     for node in walk(roots):
         if node.op not in TABLE and node.op not in _FREE and node.op != "sum_to":
             raise NoStage(
@@ -456,6 +459,18 @@ def _check_axes(graph: Graph, sliced: tuple[str, ...]) -> None:
             raise NoStage(f"`{tensor.name}` has the axes {', '.join(sorted(extra))}, which the output lacks")
         if tensor.role == "output" and frozenset(tensor.axes) - frozenset(sliced) != first:
             raise NoStage("its outputs differ in axes")
+
+
+def _check_sum(target: Target, graph: Graph, whole: frozenset[str]) -> None:
+    """A kernel of elements sums a gradient over all axes that its tensor lacks and others have: it must be a sum over them."""
+    tensor, node = graph.tensors.get(target.name), target.node
+    assert node is not None
+    node = node.args[0] if node.op == "sum_to" else node
+    summed = frozenset(node.params[1]) if node.op == "reduce" and node.params[0] == "sum" else frozenset[str]()
+    lacked = whole - frozenset(tensor.axes) if tensor is not None else frozenset[str]()
+    if lacked - summed - (whole - node.axes if node.op == "const" else frozenset()):
+        axes = ", ".join(sorted(lacked - summed))
+        raise NoStage(f"the gradient of `{target.name}` lacks ({axes}), which others have, and is no sum over it")
 
 
 def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bool:

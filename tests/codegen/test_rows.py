@@ -49,6 +49,12 @@ REFUSED = {
         "`at` of what is no",
     ),
     "another fill": ("{x: [A, C]}", "{y: [A]}", "y = at(x, C=index(A), fill=1) * sum(x, C)", "that is not NaN"),
+    "a gradient that is no sum": (  # it would be added up over C, as often as C is long
+        "{x: [..., C], z: [...]}",
+        "{y: [...]}",
+        "y = sum(x, C) * z",
+        "the gradient of `z` lacks (C), which others have, and is no sum over it",
+    ),
     "broadcast": ("{x: [...], w: [...]}", "{y: [...]}", "y = x * w / sum(w, ...)", "is a sum, and"),
 }
 
