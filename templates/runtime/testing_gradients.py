@@ -171,7 +171,8 @@ class GradientCase(Case):
             for t, v in zip(group, side)
             if v is not None
         }
-        metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items()}
+        own = {t.name for t in op.scratch}  # of the forward: what a stage hands on is gone
+        metas = {n: Meta(v.dtype, v.shape, v.strides) for n, v in named.items() if n not in own}
         absent = [None] * len(op.saved)
         plan = op.plan_backward({**metas, **{t.name: None for t in op.saved}}, op.gradients, 132)
         scratch = laid_out_at(9000, plan.scratch)
