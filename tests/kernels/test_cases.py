@@ -133,7 +133,7 @@ def tensor(values: Any, dtype: str = "f32") -> Any:
 def filled(name: str, shapes: list[tuple[int, ...]], dtype: str = "f32", seed: int = 0) -> dict[str, Any]:
     """Random arguments by the spec's names, each of its own shape, within the domains; `...` has the shape."""
     one = case(name)
-    whole = [one._shape(t, s) for t, s in zip(tensors(name), itertools.cycle(shapes))]
+    whole = [one._shape(t, s, {}) for t, s in zip(tensors(name), itertools.cycle(shapes))]
     return {t.name: one._values(t, s, dtype, seed + k) for k, (t, s) in enumerate(zip(tensors(name), whole))}
 
 
@@ -321,7 +321,7 @@ def test_half_types_at_values_whose_powers_overflow(name: str, dtype: str) -> No
     for attrs in choices(name):
         given = {}
         for k, t in enumerate(tensors(name)):
-            shape = case(name)._shape(t, (4, 8) if all(u.dims in ("...", "") for u in tensors(name)) else (8,))
+            shape = case(name)._shape(t, (4, 8) if all(u.dims in ("...", "") for u in tensors(name)) else (8,), {})
             if t.dtype in ("bool", "int") or math.prod(shape) == 1:
                 given[t.name] = case(name)._values(t, shape, dtype, k)
                 continue
@@ -633,7 +633,7 @@ def metas(
     out: dict[str, Any] = {}
     for t in tensors(name):
         own = dtype if dtype in t.dtypes else t.dtypes[0]
-        whole = case(name)._shape(t, shape)
+        whole = case(name)._shape(t, shape, {})
         steps = dense_strides(whole) if strides is None or len(whole) != len(strides) else strides
         out[t.name] = Meta(own, whole, steps) if t.dims != "" else Meta(own, (), ())
     return out
