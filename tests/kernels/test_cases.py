@@ -1144,7 +1144,7 @@ def test_no_kernel_is_tuned_by_running_it() -> None:
     """C094: settings are chosen by the plan; nothing that a kernel writes can be written by a trial first."""
     for path in sorted(Path(generated.__file__).parent.rglob("*.py")):
         if path.name != "testing.py":
-            assert "autotune" not in path.read_text() and "atomic" not in path.read_text(), path
+            assert "autotune" not in path.read_text() and "tl.atomic" not in path.read_text(), path
 
 
 SCATTERED = [n for n in GRADIENTS if len(tensors(n)) > 1 or tensors(n)[0].dims != "..."]
