@@ -15,8 +15,8 @@ from typing import Any
 
 from . import moves
 from .abi import ArgVisitor
+from .differentiable import DifferentiableOp
 from .graph import Node
-from .op import RuntimeOp
 from .plan import Plan, TooManyDims
 from .program import Builder, Task, Views, dense_meta, grouped, named, seen
 from .shaping import Shaping
@@ -79,34 +79,21 @@ class Backprop:
                 self._unshape(node, node.op, source, cotangent)
             return
         op, names, plan = node.op, self.builder.operands[node.name], self.builder.plans[node.name]
+        assert isinstance(op, DifferentiableOp)
         needed = [n for n in op.gradients if isinstance(v := node.inputs.get(n), str) and v in self.model.requires]
+        results = {t: node.outputs[t] for t in plan.outputs}
         cotangents = {f"d{t.name}": found.get(t.name) for t in op.outputs}
-        made = self._passed(op, names, cotangents, needed)
-        rest = [n for n in needed if n not in made]
-        shared = {n: o for n, o in op.equals.items() if n in rest and o in rest and self._alike(names[n], names[o])}
-        rest = [n for n in rest if n not in shared]
-        if rest:
-            results = {t: node.outputs[t] for t in plan.outputs}
-            known = {**names, **results, **self.builder.kept[node.name], **cotangents}
-            made |= self._differentiate(node, op, known, rest)
+        known = {**names, **results, **self.builder.kept[node.name], **cotangents}
+        ways = op.ways(self.builder.given(known), needed)
+        made = {n: str(known[cotangent]) for n, cotangent in ways.passed.items()}
+        if ways.launched:
+            made |= self._differentiate(node, op, known, ways.launched)
         for name in needed:
-            self.cotangents.setdefault(str(node.inputs[name]), []).append(made[shared.get(name, name)])
+            self.cotangents.setdefault(str(node.inputs[name]), []).append(made[ways.shared.get(name, name)])
 
-    def _alike(self, a: Any, b: Any) -> bool:
-        first, second = self.builder.meta(a), self.builder.meta(b)
-        return (first.shape, first.dtype) == (second.shape, second.dtype)
-
-    def _passed(self, op: RuntimeOp, names: Mapping[str, Any], cotangents: Mapping[str, str | None],
-                needed: Sequence[str]) -> dict[str, str]:  # fmt: skip
-        """The gradients that are a cotangent as it is."""
-        out = {}
-        for name, cotangent in op.passes().items():
-            own = cotangents.get(cotangent)
-            if name in needed and own is not None and self._alike(own, names[name]):
-                out[name] = own
-        return out
-
-    def _differentiate(self, node: Node, op: RuntimeOp, known: dict[str, Any], needed: Sequence[str]) -> dict[str, str]:
+    def _differentiate(
+        self, node: Node, op: DifferentiableOp, known: dict[str, Any], needed: Sequence[str]
+    ) -> dict[str, str]:
         """The backward's task of one node; the gradients by operand."""
         plan, copies = self._planned(node, op, known, needed)
         touched = {n for launch in plan.launches for n in launch.pointers.values()}
@@ -134,7 +121,7 @@ class Backprop:
         return grads
 
     def _planned(
-        self, node: Node, op: RuntimeOp, known: dict[str, Any], needed: Sequence[str]
+        self, node: Node, op: DifferentiableOp, known: dict[str, Any], needed: Sequence[str]
     ) -> tuple[Plan, list[Task]]:
         """The backward's plan. Tensors of more dims than a kernel takes are copied: `known` has the copies, whose tasks are given."""
         tasks: list[Task] = []
