@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import fusion
 from .custom import CustomOp
-from .graph import Graph, Node, SymTensor, is_float
+from .graph import Graph, Node, SymTensor
 from .op import RuntimeOp
 
 if TYPE_CHECKING:
@@ -38,31 +38,22 @@ class Model:
     nodes: tuple[Node, ...]
     """What the outputs need, in the order recorded; and what updates a buffer."""
     outputs: tuple[str, ...]
-    seeds: tuple[str, ...] = ()
-    """Outputs that a backward begins with."""
-    wanted: tuple[str, ...] = ()
-    """Params and inputs that get a gradient."""
-    requires: frozenset[str] = frozenset()
-    """Tensors that a gradient goes through."""
     replaced: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Fused ops, and the recorded nodes for which each stands."""
+    requires: frozenset[str] = frozenset()
+    """Tensors of which something is kept for later: where a model is trained, those that a gradient goes through."""
 
-    def load(self, device: object = "cuda", batch: int | None = None, seed: int = 0, master: str | None = None,
-             share: Executor | None = None, **sizes: int) -> Any:  # fmt: skip
-        """Memory, params and launches on a device: an `executor.Executor`, for training a `training.Trainer`."""
-        sizes = sizes if batch is None else {"batch": batch, **sizes}
-        if self.mode is LoweringMode.INFERENCE:
-            from .executor import Executor
+    def load(self, device: object = "cuda", batch: int | None = None, seed: int = 0, share: Executor | None = None,
+             **sizes: int) -> Any:  # fmt: skip
+        """Memory, params and launches on a device: see `executor.Executor`."""
+        from .executor import Executor
 
-            return Executor(self, device, sizes, seed, share)
-        from .training import Trainer
-
-        return Trainer(self, device, sizes, seed, share, master)
+        return Executor(self, device, sizes if batch is None else {"batch": batch, **sizes}, seed, share)
 
     def __str__(self) -> str:
         """The graph as it runs, and what it is for."""
-        seeds = f"\nbackward from {', '.join(self.seeds)}" if self.seeds else ""
-        return f"{Graph(self.graph.tensors, list(self.nodes), self.graph.sizes)}\nfor {self.mode.value}, gives {', '.join(self.outputs)}{seeds}"
+        whole = Graph(self.graph.tensors, list(self.nodes), self.graph.sizes)
+        return f"{whole}\nfor {self.mode.value}, gives {', '.join(self.outputs)}"
 
     def fusions(self) -> str:
         """Which nodes run as one op, and which could: one line each."""
@@ -104,22 +95,10 @@ def lower(graph: Graph, outputs: SymTensor | Sequence[SymTensor], mode: Lowering
     if mode is LoweringMode.INFERENCE:
         if seeds or input_gradients:
             raise ValueError("an inference model has no gradients: lower it for training")
-        return Model(graph, mode, nodes, names, replaced=replaced)
-    try:
-        from .paths import GradientPathError, Paths
-    except ModuleNotFoundError:
-        raise RuntimeError("this package was generated for inference: none of its ops has a backward") from None
-    begins = _seeds(wanted, seeds)
-    inputs = tuple(i.name for i in input_gradients)
-    for name in inputs:
-        if graph.tensors[name].role != "input" or not is_float(graph.tensors[name].dtype):
-            raise ValueError(f"`{name}` is no input of floats: it has no input gradient")
-    leaves = [n for n, t in graph.tensors.items() if t.role == "param" and t.trainable] + list(inputs)
-    paths = Paths(graph, nodes, leaves, begins)
-    if lost := paths.lost():
-        raise GradientPathError(lost)
-    reached = tuple(n for n in leaves if n in paths.useful)
-    return Model(graph, mode, nodes, names, begins, reached, frozenset(paths.useful), replaced)
+        return Model(graph, mode, nodes, names, replaced)
+    from .paths import lower_for_training
+
+    return lower_for_training(Model(graph, mode, nodes, names, replaced), wanted, seeds, input_gradients)
 
 
 def _generated(graph: Graph) -> dict[str, type[RuntimeOp]]:
@@ -170,23 +149,3 @@ def _needed(graph: Graph, outputs: Sequence[str]) -> tuple[Node, ...]:
             out.append(node)
             needed |= set(node.operands)
     return tuple(out[::-1])
-
-
-def _seeds(outputs: Sequence[SymTensor], seeds: Sequence[SymTensor] | None) -> tuple[str, ...]:
-    if seeds is not None:
-        names = tuple(s.name for s in seeds)
-        for seed in seeds:
-            if seed.name not in [o.name for o in outputs] or not is_float(seed.dtype):
-                raise ValueError(f"`{seed.name}` is no output of floats: no backward begins with it")
-        if len(set(names)) < len(names):
-            raise ValueError(f"seeds name an output twice: {', '.join(names)}")
-        return names
-    floats = {o.name: o for o in outputs if is_float(o.dtype)}
-    single = [n for n, o in floats.items() if not o.shape]
-    if len(single) > 1:
-        raise ValueError(
-            f"several outputs are of one value: {', '.join(single)}; say by `seeds=` with which a backward begins"
-        )
-    if not floats:
-        raise ValueError("no output is of floats: there is nothing that a backward could begin with")
-    return tuple(single or floats)

@@ -10,7 +10,7 @@ Tensors of a run that the graph does not name have names with a space, which no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from . import moves
 from .abi import ArgVisitor
 from .extents import Extent
 from .graph import Node
-from .lowering import LoweringMode, Model
+from .lowering import Model
 from .op import RuntimeOp
 from .plan import Given, Launch, Meta, Plan, TooManyDims
 from .shaping import Reshape, Shaping
@@ -82,29 +82,41 @@ class Memory:
 
 @dataclass
 class Program:
-    """Tasks of both directions, tensors and their places."""
+    """Tasks, tensors and their places."""
 
     model: Model
     sizes: Mapping[str, int]
     values: dict[str, Value] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
     forward: list[Task] = field(default_factory=list)
-    backward: list[Task] = field(default_factory=list)
-    gradients: dict[str, str] = field(default_factory=dict)
-    """For each param and input that has one, the tensor that holds the gradient of one run."""
     memory: Memory = Memory(0, 0)
 
+    @property
+    def tasks(self) -> list[Task]:
+        """All, in the order in which they run."""
+        return list(self.forward)
 
-def build(model: Model, sizes: Mapping[str, int], multiprocessors: int, wide: Collection[str] = ()) -> Program:
+    @property
+    def lasting(self) -> list[str]:
+        """The tensors that are read after the last task."""
+        return list(self.model.outputs)
+
+
+def build(model: Model, sizes: Mapping[str, int], multiprocessors: int) -> Program:
     """Plans every launch and every byte.
-
-    Args:
-        wide: params whose gradients are added up in float32, whatever their dtype.
 
     Raises:
         TypeError, ValueError, IndexError: a size is missing, is none of the graph, or an op refuses it; names the node.
     """
-    graph = model.graph
+    program = Program(model, dict(sizes))
+    begin(program, multiprocessors)
+    place(program)
+    return program
+
+
+def begin(program: Program, multiprocessors: int) -> Builder:
+    """Adds the tasks of the forward. Raises as `build` does."""
+    graph, model, sizes = program.model.graph, program.model, program.sizes
     needed = dict.fromkeys(
         n for t in _leaves(model) for e in graph.tensors[t].shape or () if isinstance(e, Extent) for n in e.names
     )
@@ -116,20 +128,13 @@ def build(model: Model, sizes: Mapping[str, int], multiprocessors: int, wide: Co
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"size `{name}` is {size!r}; it is a number of elements")
-    program = Program(model, dict(sizes))
     builder = Builder(program, multiprocessors)
     for name in _leaves(model):
         builder.new(name, graph.meta(name, program.sizes), fixed=True)
     for node in model.nodes:
         with named(node.label):
             builder.forward(node)
-    if model.mode is LoweringMode.TRAINING:
-        from .backprop import differentiate
-
-        differentiate(builder, wide)
-    _live(program)
-    _place(program)
-    return program
+    return builder
 
 
 def _leaves(model: Model) -> list[str]:
@@ -309,9 +314,18 @@ def dense_meta(meta: Meta) -> Meta:
     return Meta(meta.dtype, meta.shape, dense_strides(meta.shape))
 
 
-def _live(program: Program) -> None:
-    """From the task that writes a tensor first to the last that touches it; outputs and gradients to the end."""
-    tasks = [*program.forward, *program.backward]
+def place(program: Program) -> None:
+    """Finds out from when to when each tensor lives, and gives it a place in the arena."""
+    tasks = program.tasks
+    _live(program, tasks)
+    inside = [s for s in program.storages.values() if not s.fixed and s.nbytes]
+    _place(inside)
+    live = [sum(s.nbytes for s in inside if s.first <= m <= s.last) for m in range(len(tasks) + 1)]
+    program.memory = Memory(max((s.offset + s.nbytes for s in inside), default=0), max(live, default=0))
+
+
+def _live(program: Program, tasks: list[Task]) -> None:
+    """From the task that writes a tensor first to the last that touches it; what lasts to the end."""
     seen: set[str] = set()
     for moment, task in enumerate(tasks):
         for name in (*task.writes, *task.reads):
@@ -320,14 +334,13 @@ def _live(program: Program) -> None:
                 seen.add(program.values[name].storage)
                 storage.first = moment
             storage.last = moment
-    for name in (*program.model.outputs, *program.gradients.values()):
+    for name in program.lasting:
         program.storages[program.values[name].storage].last = len(tasks)
 
 
-def _place(program: Program) -> None:
+def _place(inside: list[Storage]) -> None:
     """Offsets in the arena: the largest first, each at the lowest place that is free while it lives (Pisarchyk and Lee, Efficient
     memory management for deep neural net inference, 2020)."""
-    inside = [s for s in program.storages.values() if not s.fixed and s.nbytes]
     placed: list[Storage] = []
     for storage in sorted(inside, key=lambda s: -s.nbytes):
         taken = sorted(
@@ -340,6 +353,3 @@ def _place(program: Program) -> None:
             offset = max(offset, -(-end // ALIGNMENT) * ALIGNMENT)
         storage.offset = offset
         placed.append(storage)
-    moments = len(program.forward) + len(program.backward) + 1
-    live = [sum(s.nbytes for s in inside if s.first <= m <= s.last) for m in range(moments)]
-    program.memory = Memory(max((s.offset + s.nbytes for s in inside), default=0), max(live, default=0))

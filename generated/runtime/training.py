@@ -11,22 +11,32 @@ optimizer.step()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import moves
 from .abi import PackedC
-from .backprop import seed_of
+from .backprop import TrainingProgram, build, seed_of
 from .executor import Executor, MemoryUse, Run, total_bytes
-from .lowering import Model
+from .paths import TrainingModel
 from .plan import Meta
 from .program import ALIGNMENT
 from .views import TensorView
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class TrainingMemoryUse(MemoryUse):
+    """The same with what training has beside."""
+
+    gradients: int
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, gradients {self.gradients / 2**20:.1f}"
 
 
 class Trainer(Executor):
@@ -38,10 +48,12 @@ class Trainer(Executor):
         input_grads: of the inputs that the model was lowered with.
     """
 
+    model: TrainingModel
+    program: TrainingProgram
     grads: Mapping[str, torch.Tensor]
     input_grads: Mapping[str, torch.Tensor]
 
-    def __init__(self, model: Model, device: object, sizes: Mapping[str, int], seed: int = 0, share: Executor | None = None,
+    def __init__(self, model: TrainingModel, device: object, sizes: Mapping[str, int], seed: int = 0, share: Executor | None = None,
                  master: str | None = None) -> None:  # fmt: skip
         """As `Executor`.
 
@@ -56,7 +68,7 @@ class Trainer(Executor):
         self._mastered = frozenset(halves if master else ())
         self._compute: dict[str, torch.Tensor] = {}
         """What launches read of params that have a master."""
-        super().__init__(model, device, sizes, seed, share, self._mastered)
+        super().__init__(model, device, sizes, seed, share)
         self._gradients, grads = self._in_one({n: self._params.get(n, self._fixed[n]) for n in model.wanted})
         self.grads = MappingProxyType({n: g for n, g in grads.items() if n in self._params})
         self.input_grads = MappingProxyType({n: g for n, g in grads.items() if n not in self._params})
@@ -64,6 +76,9 @@ class Trainer(Executor):
             self._params[name].grad = grad
         self._backwards: dict[bool, list[Run]] = {}
         self._fresh, self._ready = True, ""
+
+    def _planned(self, sizes: Mapping[str, int], multiprocessors: int) -> TrainingProgram:
+        return build(self.model, sizes, multiprocessors, self._mastered)
 
     def _fill(self, name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
         super()._fill(name, tensor, values)
@@ -82,10 +97,11 @@ class Trainer(Executor):
         }
 
     @property
-    def memory(self) -> MemoryUse:
-        own = super().memory
-        copies = total_bytes(self._compute.values())
-        return replace(own, params=own.params + copies, gradients=total_bytes([self._gradients]))
+    def memory(self) -> TrainingMemoryUse:
+        own, copies = super().memory, total_bytes(self._compute.values())
+        return TrainingMemoryUse(
+            own.arena, own.lower_bound, own.params + copies, own.inputs, total_bytes([self._gradients])
+        )
 
     # -------------------------------------------------------------------------------- launches
 

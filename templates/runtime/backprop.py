@@ -1,6 +1,7 @@
 """The backward half of a program: reverse mode over the nodes of a model, by the contract of the ops.
 
-    differentiate(builder)    # tasks are added to builder.program.backward, results to builder.program.gradients
+    program = build(model, {"batch": 64}, multiprocessors=132)
+    program.backward, program.gradients    # the tasks, and where the gradients of a run are
 
 Nodes are gone through in reverse. The cotangents that a tensor has got from those that read it are added up, two at a time; each node
 turns those of its results into those of its operands. What a backward reads of the forward lives until then: its launches say what
@@ -10,25 +11,51 @@ that is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import moves
 from .abi import ArgVisitor
 from .differentiable import DifferentiableOp
 from .graph import Node
+from .paths import TrainingModel
 from .plan import Plan, TooManyDims
-from .program import Builder, Task, Views, dense_meta, grouped, named, seen
+from .program import Builder, Program, Task, Views, begin, dense_meta, grouped, named, place, seen
 from .shaping import Shaping
 
 
-def differentiate(builder: Builder, wide: Collection[str] = ()) -> None:
-    """Adds the tasks of the backward.
+@dataclass
+class TrainingProgram(Program):
+    """A program with a backward."""
+
+    backward: list[Task] = field(default_factory=list)
+    gradients: dict[str, str] = field(default_factory=dict)
+    """For each param and input that has one, the tensor that holds the gradient of one run."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [*self.forward, *self.backward]
+
+    @property
+    def lasting(self) -> list[str]:
+        return [*self.model.outputs, *self.gradients.values()]
+
+
+def build(
+    model: TrainingModel, sizes: Mapping[str, int], multiprocessors: int, wide: Collection[str] = ()
+) -> TrainingProgram:
+    """Plans every launch and every byte of both directions.
 
     Args:
         wide: params whose gradients are added up in float32, whatever their dtype.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `program.build`.
     """
-    Backprop(builder, wide).run()
+    program = TrainingProgram(model, dict(sizes))
+    Backprop(begin(program, multiprocessors), program, model, wide).run()
+    place(program)
+    return program
 
 
 def seed_of(output: str) -> str:
@@ -39,9 +66,8 @@ def seed_of(output: str) -> str:
 class Backprop:
     """Cotangents by the tensors that they belong to."""
 
-    def __init__(self, builder: Builder, wide: Collection[str]) -> None:
-        self.builder, self.wide = builder, wide
-        self.program, self.model = builder.program, builder.model
+    def __init__(self, builder: Builder, program: TrainingProgram, model: TrainingModel, wide: Collection[str]) -> None:
+        self.builder, self.program, self.model, self.wide = builder, program, model, wide
         self.cotangents: dict[str, list[str]] = {}
 
     def run(self) -> None:

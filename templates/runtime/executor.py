@@ -42,13 +42,12 @@ class MemoryUse:
     lower_bound: int
     params: int
     inputs: int
-    gradients: int = 0
 
     def __str__(self) -> str:
         own = {n: v / 2**20 for n, v in vars(self).items()}
         return (
             f"arena {own['arena']:.1f} MiB (at least {own['lower_bound']:.1f}), params and buffers {own['params']:.1f}, "
-            f"gradients {own['gradients']:.1f}, inputs {own['inputs']:.1f}"
+            f"inputs {own['inputs']:.1f}"
         )
 
 
@@ -65,8 +64,8 @@ class Executor:
     params: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
 
-    def __init__(self, model: Model, device: object, sizes: Mapping[str, int], seed: int = 0, share: Executor | None = None,
-                 wide: Iterable[str] = ()) -> None:  # fmt: skip
+    def __init__(self, model: Model, device: object, sizes: Mapping[str, int], seed: int = 0,
+                 share: Executor | None = None) -> None:  # fmt: skip
         """Plans, allocates, fills the params and packs every launch of the forward.
 
         Args:
@@ -74,7 +73,6 @@ class Executor:
             sizes: a number for each size of the graph that was left open.
             seed: of the random numbers that params begin with.
             share: another run, whose params and buffers of the same names are used instead of own ones.
-            wide: params whose gradients are added up in float32.
 
         Raises:
             ValueError, TypeError: naming node and argument.
@@ -91,7 +89,7 @@ class Executor:
                 "a model runs on a GPU, or on the CPU in Triton's interpreter: TRITON_INTERPRET=1 python ..."
             )
         self.model, self._dtypes = model, lib.dtypes
-        self.program: Program = build(model, sizes, lib.multiprocessors(self.device), tuple(wide))
+        self.program = self._planned(sizes, lib.multiprocessors(self.device))
         self._fixed: dict[str, torch.Tensor] = {}
         self._allocate(share)
         for name, tensor in {**self._params, **self._buffers}.items():
@@ -101,6 +99,9 @@ class Executor:
         self._forward = self._bound(self.program.forward, self._views())
         own = {**self._params, **self._buffers}
         self._memory = [(n, t, t.detach(), t.data_ptr()) for n, t in own.items()]
+
+    def _planned(self, sizes: Mapping[str, int], multiprocessors: int) -> Program:
+        return build(self.model, sizes, multiprocessors)
 
     # -------------------------------------------------------------------------------- memory
 

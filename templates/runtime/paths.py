@@ -6,8 +6,12 @@ Paths(graph, nodes, leaves, seeds).lost()    # {"w": "node `argmax_1` (argmax) h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from .graph import Graph, Node, is_float
+from .executor import Executor
+from .graph import Graph, Node, SymTensor, is_float
+from .lowering import Model
 from .op import RuntimeOp
 from .shaping import StopGradient
 
@@ -22,6 +26,64 @@ class GradientPathError(ValueError):
             + "\n".join(f"  `{name}`: {why}" for name, why in self.lost.items())
             + "\nwrite `.stop_gradient()` where a node is to stop them, or give the param `trainable=False`"
         )
+
+
+@dataclass(frozen=True)
+class TrainingModel(Model):
+    """A model that is trained."""
+
+    seeds: tuple[str, ...] = ()
+    """Outputs that a backward begins with."""
+    wanted: tuple[str, ...] = ()
+    """Params and inputs that get a gradient."""
+
+    def load(self, device: object = "cuda", batch: int | None = None, seed: int = 0, share: Executor | None = None,
+             master: str | None = None, **sizes: int) -> Any:  # fmt: skip
+        """Memory, params and launches on a device: see `training.Trainer`."""
+        from .training import Trainer
+
+        return Trainer(self, device, sizes if batch is None else {"batch": batch, **sizes}, seed, share, master)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\nbackward from {', '.join(self.seeds)}"
+
+
+def lower_for_training(model: Model, outputs: Sequence[SymTensor], seeds: Sequence[SymTensor] | None,
+                       input_gradients: Sequence[SymTensor]) -> TrainingModel:  # fmt: skip
+    """The model with the way of every gradient: see `lowering.lower`."""
+    graph, begins = model.graph, _seeds(outputs, seeds)
+    inputs = tuple(i.name for i in input_gradients)
+    for name in inputs:
+        if graph.tensors[name].role != "input" or not is_float(graph.tensors[name].dtype):
+            raise ValueError(f"`{name}` is no input of floats: it has no input gradient")
+    leaves = [n for n, t in graph.tensors.items() if t.role == "param" and t.trainable] + list(inputs)
+    paths = Paths(graph, model.nodes, leaves, begins)
+    if lost := paths.lost():
+        raise GradientPathError(lost)
+    reached = tuple(n for n in leaves if n in paths.useful)
+    return TrainingModel(
+        graph, model.mode, model.nodes, model.outputs, model.replaced, frozenset(paths.useful), begins, reached
+    )
+
+
+def _seeds(outputs: Sequence[SymTensor], seeds: Sequence[SymTensor] | None) -> tuple[str, ...]:
+    if seeds is not None:
+        names = tuple(s.name for s in seeds)
+        for seed in seeds:
+            if seed.name not in [o.name for o in outputs] or not is_float(seed.dtype):
+                raise ValueError(f"`{seed.name}` is no output of floats: no backward begins with it")
+        if len(set(names)) < len(names):
+            raise ValueError(f"seeds name an output twice: {', '.join(names)}")
+        return names
+    floats = {o.name: o for o in outputs if is_float(o.dtype)}
+    single = [n for n, o in floats.items() if not o.shape]
+    if len(single) > 1:
+        raise ValueError(
+            f"several outputs are of one value: {', '.join(single)}; say by `seeds=` with which a backward begins"
+        )
+    if not floats:
+        raise ValueError("no output is of floats: there is nothing that a backward could begin with")
+    return tuple(single or floats)
 
 
 class Paths:

@@ -35,8 +35,6 @@ SLICE = (
 STEPS = ("sgd", "adam")
 LIBRARY = ("math.py", "rows.py", "polynomials.py")
 """Functions that any spec may call: what is there does not depend on the ops."""
-AWAITED = ("executor.py", "lowering.py", "program.py")
-"""Modules whose half of training is not wholly apart yet: they have members of it, or import it where a model is for training."""
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -114,8 +112,6 @@ def test_no_member_of_training_is_in_it(project: Path) -> None:
         "ways",
     } <= training
     for path, tree in modules(project):
-        if Path(path).name in AWAITED:
-            continue
         found = {m for m in members(tree) if m in training or "backward" in m} - {"has_backward"}
         assert not found, (path, found)
 
@@ -127,8 +123,6 @@ def test_no_module_of_training_is_in_it_or_imported(project: Path) -> None:
     } & set(there)
     assert {f"mine/ops/{n}.py" for n in SLICE if n not in STEPS} <= set(there)
     for path, tree in there.items():
-        if Path(path).name in AWAITED:
-            continue
         assert not {n.removesuffix(".py") for n in TRAINING_ONLY} & set(imported(tree)), path
 
 
