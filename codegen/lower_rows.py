@@ -313,31 +313,40 @@ class _Rows:
         lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
         if self.finishing:
             reads = [n for n in reads if any(re.search(rf"\b{n}_ptr\b", line) for line in lines)]
+        parted = split or (self.parts if self.finishing else {})
+        every = self._parameters(used, reads, stored, parted, lines, bool(partial) or shared, bool(partial) or single)
+        return RowKernel(
+            f"{owner.op.name}_{suffix}", every, body, tuple(used.prelude),
+            passes=tuple(passes), tail=tail, once=once, partial=partial,
+            parts=tuple(parted.items()), shared=shared, finishing=self.finishing,
+            part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),
+            by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
+        )  # fmt: skip
+
+    def _parameters(self, used: Used, reads: Sequence[str], stored: Sequence[str], parted: Collection[str], lines: Sequence[str],
+                    spanned: bool, staged: bool) -> tuple[str, ...]:  # fmt: skip
+        """The kernel's parameters, in their order.
+
+        Args:
+            parted: reductions of which each program stores its part.
+            spanned: whether a program has a share of rows, or of a row.
+            staged: whether loads are pipelined.
+        """
+        owner, partial = self.owner, self.stage.partial
         asked = [n for n in used.asked if n not in reads]
         owner.present += [n for n in asked if n not in owner.present and self.stage.suffix.startswith("backward")]
         params = [p for n in reads for p in self._strided(n)] + [f"{n}_ptr" for n in asked]
-        whole = [p for n in stored if n not in reads and n not in partial for p in self._strided(n)]
-        params += [
-            *whole,
-            *(f"{n}_part_ptr" for n in partial),
-            *(f"{n}_part_ptr" for n in split or (self.parts if self.finishing else ())),
-        ]
+        params += [p for n in stored if n not in reads and n not in partial for p in self._strided(n)]
+        params += [f"{n}_part_ptr" for n in (*partial, *parted)]
         extra = [p for p in self.extra if any(p.partition(":")[0] in line for line in lines)]
         counted = not self.finishing or any("n_reduced" in line for line in lines)
-        every = [
+        return (
             *params, *extra, "kept_sizes", *([] if self.finishing else ["reduced_sizes"]), "n_kept: tl.int64",
-            *(["n_reduced: tl.int64"] if counted else []), *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if partial or shared else []),
+            *(["n_reduced: tl.int64"] if counted else []), *(["n_parts: tl.int64"] if self.finishing else ["span: tl.int64"] if spanned else []),
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
-            *(["STAGES: tl.constexpr"] if partial or single else []),
-        ]  # fmt: skip
-        return RowKernel(
-            f"{owner.op.name}_{suffix}", tuple(every), body, tuple(used.prelude),
-            passes=tuple(passes), tail=tail, once=once, partial=partial,
-            parts=tuple((split or (self.parts if self.finishing else {})).items()), shared=shared, finishing=self.finishing,
-            part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),
-            by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
+            *(["STAGES: tl.constexpr"] if staged else []),
         )  # fmt: skip
 
     def _taken_of_rows(self, parts: Sequence[Part]) -> set[str]:

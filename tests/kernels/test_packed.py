@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import struct
 from collections.abc import Mapping, Sequence
@@ -21,22 +20,10 @@ from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Kernel, Launch, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH, Case  # noqa: E402
 from generated.runtime.views import TensorView  # noqa: E402
+from tests.kernels.test_contract import OPS, op_class  # noqa: E402
 
 NAMES = {v: k for k, v in TORCH.items()}
 PROCESSORS = 2
-
-
-def op_class(name: str) -> type[RuntimeOp]:
-    module = importlib.import_module(f"generated.ops.{name}")
-    return next(
-        v
-        for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, RuntimeOp) and v.__module__ == module.__name__
-    )
-
-
-OPS = [n for n in sorted(dir(generated)) if op_class(n).outputs]
-"""Steps of optimizers have tables: see test_optimizers."""
 
 
 def attrs_of(name: str, one: Case) -> dict[str, Any]:
