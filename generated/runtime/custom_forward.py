@@ -19,7 +19,7 @@ from .accesses import accesses
 from .layout import ShapeError
 from .op import RuntimeOp
 from .plan import WARPS, Given, Kernel, Launch, Meta, Plan, Tensor, TooManyDims
-from .views import ITEM_SIZES, dense_strides, is_dense
+from .views import ITEM_SIZES, is_dense
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """What CUDA and HIP take of a grid."""
@@ -40,7 +40,7 @@ class Scratch:
 
     @property
     def meta(self) -> Meta:
-        return Meta(self.dtype, self.shape, dense_strides(self.shape))
+        return Meta.dense(self.dtype, self.shape)
 
 
 class CustomForward(RuntimeOp):
@@ -217,7 +217,7 @@ class CustomForward(RuntimeOp):
                     else ""
                 )
                 raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments{why}")
-            made[tensor.name] = Meta(self.output_dtype(tensor, given, compute), shape, dense_strides(shape))
+            made[tensor.name] = Meta.dense(self.output_dtype(tensor, given, compute), shape)
         updated = self.updated(given)
         written = [n for n, m in {**given, **made}.items() if (n in made or n in updated) and has_elements(m)]
         if written:

@@ -25,7 +25,7 @@ from .layout import ShapeError
 from .op import RuntimeOp
 from .plan import Given, Meta
 from .shaping import Permute, Reshape, Shaping, StopGradient
-from .views import FLOATS, ITEM_SIZES, dense_strides
+from .views import FLOATS, ITEM_SIZES
 
 if TYPE_CHECKING:
     from .lowering import LoweringMode, Model
@@ -343,7 +343,7 @@ class Graph:
         if tensor.shape is None:
             raise ShapeError(f"{tensor.role} `{name}` has no shape: no op has given it one")
         shape = extents.concrete(tensor.shape, sizes)
-        return Meta(tensor.dtype, shape, dense_strides(shape))
+        return Meta.dense(tensor.dtype, shape)
 
     def _shapes(self, op: RuntimeOp, given: Mapping[str, Any]) -> dict[str, tuple[str, tuple[Size, ...]]]:
         """Dtype and shape of each result."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .abi import KernelAbi
 from .layout import Operand, ShapeError
-from .views import FLOATS, INTS
+from .views import FLOATS, INTS, dense_strides
 
 if TYPE_CHECKING:
     from .layout import Axis
@@ -81,6 +81,11 @@ class Meta:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @staticmethod
+    def dense(dtype: str, shape: Sequence[int]) -> Meta:
+        """Of a row-major tensor."""
+        return Meta(dtype, tuple(shape), dense_strides(shape))
 
 
 Given = Meta | float | int | None

@@ -23,7 +23,7 @@ from .lowering import Model
 from .op import RuntimeOp
 from .plan import Given, Launch, Meta, Plan, TooManyDims
 from .shaping import Reshape, Shaping
-from .views import ITEM_SIZES, TensorView, dense_strides
+from .views import ITEM_SIZES, TensorView
 
 ALIGNMENT = 256
 """Bytes that every tensor begins at a multiple of."""
@@ -186,6 +186,11 @@ class Builder:
     def meta(self, name: str) -> Meta:
         return self.program.values[name].meta
 
+    def row_major(self, name: str) -> Meta:
+        """What `meta` would be of a dense copy."""
+        meta = self.meta(name)
+        return Meta.dense(meta.dtype, meta.shape)
+
     def given(self, names: Mapping[str, str | float | int | None]) -> dict[str, Given]:
         return {t: self.meta(v) if isinstance(v, str) else v for t, v in names.items()}
 
@@ -207,7 +212,7 @@ class Builder:
     def dense(self, tasks: list[Task], name: str, label: str) -> str:
         """A dense copy of a tensor."""
         count = sum(n.startswith(f"{name} copy ") for n in self.program.values)
-        copy = self.new(f"{name} copy {count}", dense_meta(self.meta(name)))
+        copy = self.new(f"{name} copy {count}", self.row_major(name))
         self.move(tasks, label, moves.copy(self.meta(name), self.meta(copy)), {"x": name, "out": copy})
         return copy
 
@@ -247,7 +252,7 @@ class Builder:
             for tensor, name in names.items():
                 if not isinstance(name, str) or tensor in op.updates:  # what is written in place is no copy
                     continue
-                if self.meta(name) != dense_meta(self.meta(name)):
+                if self.meta(name) != self.row_major(name):
                     names[tensor] = self.dense(self.program.forward, name, f"{label}: dense memory")
             return op.plan_forward(self.given(names))
 
@@ -307,11 +312,6 @@ def _nbytes(meta: Meta) -> int:
     if 0 in meta.shape:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides))) * ITEM_SIZES[meta.dtype]
-
-
-def dense_meta(meta: Meta) -> Meta:
-    """The same elements, row-major."""
-    return Meta(meta.dtype, meta.shape, dense_strides(meta.shape))
 
 
 def place(program: Program) -> None:

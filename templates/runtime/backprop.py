@@ -20,7 +20,7 @@ from .differentiable import DifferentiableOp
 from .graph import Node
 from .paths import TrainingModel
 from .plan import Plan, TooManyDims
-from .program import Builder, Program, Task, Views, begin, dense_meta, grouped, named, place, seen
+from .program import Builder, Program, Task, Views, begin, grouped, named, place, seen
 from .shaping import Shaping
 
 
@@ -72,7 +72,7 @@ class Backprop:
 
     def run(self) -> None:
         for name in self.model.seeds:
-            seed = self.builder.new(seed_of(name), dense_meta(self.builder.meta(name)), fixed=True)
+            seed = self.builder.new(seed_of(name), self.builder.row_major(name), fixed=True)
             self.cotangents.setdefault(name, []).append(seed)
         for node in reversed(self.model.nodes):
             found = {t: self._gathered(v) for t, v in node.outputs.items() if v in self.model.requires}
@@ -89,7 +89,7 @@ class Backprop:
         parts = self.cotangents.pop(name, [])
         while len(parts) > 1:
             first, second, *rest = parts
-            meta = dense_meta(self.builder.meta(name))
+            meta = self.builder.row_major(name)
             meta = replace(meta, dtype="f32") if name in self.wide else meta
             total = self.builder.new(f"{name} gradient of {len(rest) + 2}", meta)
             launch = moves.add(self.builder.meta(first), self.builder.meta(second), meta)
@@ -155,7 +155,7 @@ class Backprop:
             return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
         except TooManyDims:
             for tensor, name in known.items():
-                if isinstance(name, str) and self.builder.meta(name) != dense_meta(self.builder.meta(name)):
+                if isinstance(name, str) and self.builder.meta(name) != self.builder.row_major(name):
                     known[tensor] = self.builder.dense(tasks, name, f"backward of {node.label}: dense memory")
             return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
 

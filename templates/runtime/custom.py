@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from .custom_forward import CustomForward, Scratch, has_elements
 from .differentiable import DifferentiableOp
 from .plan import Given, Launch, Meta, Plan
-from .views import dense_strides
 
 __all__ = ["CustomOp", "Scratch"]
 
@@ -75,7 +74,7 @@ class CustomOp(CustomForward, DifferentiableOp):
             own = given.get(name)
             if not isinstance(own, Meta):
                 raise TypeError(f"{self.name}: the gradient of `{name}` is needed, which is not given")
-            grads[f"d{name}"] = Meta(own.dtype, own.shape, dense_strides(own.shape))
+            grads[f"d{name}"] = Meta.dense(own.dtype, own.shape)
         cotangents = {f"d{t.name}" for t in self.outputs if t.differentiable}
         known = {n: v for n, v in given.items() if n not in grads}
         written = [n for n, m in grads.items() if has_elements(m)]

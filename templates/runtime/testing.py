@@ -133,7 +133,7 @@ class Case:
         if self.whole is None or len(own) != 1:
             return {}
         shape = self._shape(self.whole, pack, attrs)
-        meta = Meta("f64", shape, dense_strides(shape))
+        meta = Meta.dense("f64", shape)
         bound = self._instance(attrs).bind([self.whole], {self.whole.name: meta})[self.whole.name]
         return {axis: [n for (a, _), n in sorted(bound.extents.items()) if a == axis] for axis in own}
 
