@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import cases, measure, peers, pointwise, report, rows, steps
+from benchmarks import cases, measure, peers, pointwise, report, rows, steps, tiles
 from benchmarks.cases import Operands
 
 ROOT = Path(__file__).parents[1]
@@ -494,3 +494,32 @@ def test_rows_order_and_options() -> None:
     for wrong in (["--widths", "wide"], ["--widths", "0"], ["--peers", "nobody"]):
         with pytest.raises(SystemExit):
             rows.parser().parse_args(wrong)
+
+
+# ---------------------------------------------------------------------------------------------- tiles
+
+
+@pytest.mark.parametrize("op", ["softmax", "layer_norm"])
+def test_other_tiles_are_taken_and_give_the_same(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that is listed is a tile of its own; a kernel run under it agrees with float64; after it the rule is the old one."""
+    monkeypatch.setattr(Operands, "sets_for", staticmethod(lambda *a: 2))
+    cell = rows.Cell(op, 96, "f32", "pullback", 0.02)
+    todo = tiles.tiles(cell, rows.DIRECTIONS, "cpu")
+    assert [c for _, c in todo].count(tiles.Change()) == 2 and len(set(todo)) == len(todo) > 8
+    programs = [c for d, c in todo if c.programs or c.stages]
+    assert bool(programs) == (op == "layer_norm"), "only where gradients are summed over rows"
+    found = [tiles.measure(cell, *one, Clock(), 1e6, "cpu") for one in [*todo[:4], *todo[-4:]]]
+    assert not any(r.get("wrong", True) for r in found), found
+    taken = [(r["direction"], *r["tiles"]) for r in found]
+    assert len(set(taken)) == len(taken) and all(len(t) > 1 for t in taken)
+    again = tiles.measure(cell, "forward", tiles.Change(), Clock(), 1e6, "cpu")
+    assert again["tiles"] == found[0]["tiles"]
+
+
+def test_quicker_tiles_are_listed_below_the_chosen_one() -> None:
+    row = {"op": "softmax", "direction": "forward", "width": 8, "dtype": "f32", "tiles": ["t"], "wrong": False}
+    found = [{**row, "change": str(c), "share": s} for c, s in zip(tiles.CHANGES, (0.8, 0.7, 0.9, 0.85))]
+    found[2]["wrong"] = True
+    text = tiles.table([*found, {**row, "change": "broken", "error": "OutOfResources"}])
+    assert [line.split("|")[-2].strip() for line in text[2:]] == ["0.800", "0.900 wrong", "0.850"]
+    assert tiles.table([{**row, "change": "as chosen", "error": "OutOfResources"}])[2].count("OutOfResources") == 1
