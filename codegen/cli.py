@@ -1,4 +1,4 @@
-"""The command line: `pullback generate | check | verify | explain | list | fuse`.
+"""The command line: `pullback generate | check | verify | explain | list | add | fuse`.
 
 Takes arguments, prints findings and results, and exits with 0 where all is good, 1 where something was found, 2 where
 it was called wrongly. Results go to stdout; progress, warnings and errors to stderr.
@@ -135,10 +135,29 @@ def explain(op: str) -> None:
 
 @main.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
-def list_(as_json: bool) -> None:
+@click.option("--catalogue", is_flag=True, help="Those that come with Pullback, which `pullback add` copies.")
+def list_(as_json: bool, catalogue: bool) -> None:
     """Print a table of all ops."""
-    rows = _run(lambda project, report, tick: pipeline.table(project, report, tick))
+    rows = pipeline.shipped() if catalogue else _run(lambda *given: pipeline.table(*given))
     click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
+
+
+@main.command()
+@click.argument("ops", nargs=-1, required=True, metavar="OP...")
+@click.option(
+    "--to", "file", metavar="FILE.yaml", help="The spec file to add to; one named as the catalogue's by default."
+)
+def add(ops: tuple[str, ...], file: str | None) -> None:
+    """Copy ops of the catalogue into your specs.
+
+    They are then ops of your own: `pullback generate` makes their kernels. With a fused op come those that it stands for. What
+    your specs declare already stays as it is. `pullback list --catalogue` prints what there is.
+    """
+    added = _run(lambda project, report, tick: pipeline.add(project, ops, file, report), needs_specs=False)
+    for name in dict.fromkeys((*added, *ops)):
+        click.echo(f"{name}: added to {added[name]}" if name in added else f"{name}: declared already, left as it is")
+    if added:
+        click.echo("next: pullback generate")
 
 
 @main.command()
@@ -201,9 +220,11 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _run(work: Callable[[Project, Report, pipeline.Tick], T], ends_on_errors: bool = True) -> T:
+def _run(
+    work: Callable[[Project, Report, pipeline.Tick], T], ends_on_errors: bool = True, needs_specs: bool = True
+) -> T:
     """Finds the project, does the work, prints what was reported. Exits where the report holds an error."""
-    project = _project()
+    project = _project(needs_specs)
     report, progress = Report(), Progress()
     try:
         result = work(project, report, progress)
@@ -228,13 +249,13 @@ def _run(work: Callable[[Project, Report, pipeline.Tick], T], ends_on_errors: bo
     return result
 
 
-def _project() -> Project:
+def _project(needs_specs: bool) -> Project:
     report = Report()
     project = find(Path.cwd(), report)
     if project is None:
         click.echo(report.render(), err=True)
         sys.exit(MISUSE)
-    for folder in project.config.specs:
+    for folder in project.config.specs if needs_specs else ():
         if not (project.root / folder).exists():
             where = f"name yours as `specs` under {TABLE} in pyproject.toml"
             click.echo(f"error: there is no folder {folder} in {project.root}; {where}", err=True)

@@ -1,7 +1,7 @@
 """What `pullback fuse` does: a recorded graph becomes fused ops in the user's specs.
 
 Takes the JSON of a graph and the specs, returns for each group of nodes the fused op that is there or could be, proved by the
-same stages as any op; and writes the new ones at the end of a spec file.
+same stages as any op.
 
     find(graph, specs)  -> Found(groups=(Group(nodes=("add_1", "relu_1"), op="add_relu", text="- op: add_relu\\n..."),))
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from codegen import groups
 from codegen.compose import Composition, compose, op_name
-from codegen.config import Project
 from codegen.diagnostics import Report, Span
 from codegen.fused import NotFused, computed, member, pattern
 from codegen.groups import Graph, GraphFault, Member, Node, Pattern
@@ -28,7 +26,7 @@ from codegen.spec import OpSpec, Text
 
 _TRIES = 64
 """Parts of a group that are tried, where the whole cannot be one op."""
-_HEAD = "# Ops composed by `pullback fuse`: each stands for the steps under `fuses`. They are yours to edit.\n"
+HEAD = "# Ops composed by `pullback fuse`: each stands for the steps under `fuses`. They are yours to edit.\n"
 
 
 @dataclass(frozen=True)
@@ -245,43 +243,3 @@ def _connected(graph: Graph, nodes: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 graph.makers[t] for t in graph.nodes[k].inputs.values() if isinstance(t, str) and t in graph.makers
             ]
         yield tuple(sorted(piece))
-
-
-# ---------------------------------------------------------------------------------------------- writing
-
-
-def target(project: Project, given: str | None) -> str:
-    """The spec file that new ops go to, relative to the project.
-
-    Raises:
-        ValueError: where a given path is no YAML file below the project's specs.
-    """
-    folders = project.config.specs
-    first = next((f for f in folders if not (project.root / f).is_file()), None)
-    if given is None:
-        return f"{first}/fused.yaml" if first is not None else folders[0]
-    path = Path(os.path.normpath(project.root / given)).as_posix()
-    for folder in folders:
-        place = Path(os.path.normpath(project.root / folder))
-        if Path(path) == place or Path(path).is_relative_to(place) and path.endswith((".yaml", ".yml")):
-            return Path(path).relative_to(project.root).as_posix()
-    raise ValueError(f"{given} is no .yaml file below {' or '.join(folders)}: nothing there would be read")
-
-
-def write(project: Project, file: str, new: Sequence[Group], report: Report) -> None:
-    """Adds the specs of new ops at the end of a file; what is there stays as it is. One that cannot take them is reported."""
-    path = project.root / file
-    before = path.read_bytes().decode("utf-8") if path.exists() else _HEAD
-    ends = "\r\n" if "\r\n" in before else "\n"
-    text = before if before.endswith("\n") else before + ends
-    text += "".join(f"\n{group.text}".replace("\n", ends) for group in new)
-    faults = Report()
-    ops = load_text(text, faults, file)
-    if faults.errors or not {g.op for g in new} <= {op.name for op in ops}:
-        report.error(Span(file, before.count("\n") + 1, 1), "not-appendable", "ops added at the end of this file would not be read",
-                     "name another file by `--to`")  # fmt: skip
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.new")
-    staged.write_bytes(text.encode())
-    os.replace(staged, path)

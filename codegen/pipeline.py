@@ -219,19 +219,75 @@ def fuse(
         BadTarget: where `to` is no spec file of the project.
     """
     from codegen import fuse as fusing
+    from codegen import spec_files
 
-    try:
-        file = fusing.target(project, to)
-    except ValueError as fault:
-        raise BadTarget(str(fault)) from None
+    file = _target(project, to, "fused.yaml")
     recorded = fusing.read(graph, graph.as_posix(), report)
     specs = load_specs(project.config, project.root, report)
     if recorded is None or report.errors:
         return Fused(file=file)
     found = Fused(fusing.find(recorded, specs, file, tick), file)
     if write and found.new:
-        fusing.write(project, file, found.new, report)
+        spec_files.append(project, file, fusing.HEAD, {g.op: g.text for g in found.new}, report)
     return found
+
+
+def _target(project: Project, to: str | None, usual: str) -> str:
+    from codegen import spec_files
+
+    try:
+        return spec_files.target(project, to, usual)
+    except ValueError as fault:
+        raise BadTarget(str(fault)) from None
+
+
+def add(project: Project, names: Sequence[str], to: str | None, report: Report) -> dict[str, str]:
+    """Copies ops of the catalogue into the project's specs, and with a fused op those that it stands for.
+
+    Args:
+        to: the spec file; that of the same name as the catalogue's by default.
+
+    Returns:
+        For each op that was written the file, in the order of writing. One that the project declares already is left as it is.
+
+    Raises:
+        UnknownOp: a name that the catalogue lacks.
+        BadTarget: where `to` is no spec file of the project.
+    """
+    from codegen import catalogue, spec_files
+    from codegen.diagnostics import nearest
+
+    known = catalogue.texts()
+    for name in names:
+        if name not in known:
+            raise UnknownOp(
+                f"the catalogue has no `{name}`; {nearest(name, known) or '`pullback list --catalogue` prints it'}"
+            )
+    _target(project, to, "")
+    there = {op.name for op in load_specs(project.config, project.root, report)} if _has_specs(project) else set()
+    if report.errors:
+        return {}
+    files: dict[str, dict[str, str]] = {}
+    for name in catalogue.with_steps(names, known):
+        if name not in there:
+            files.setdefault(_target(project, to, known[name].file), {})[name] = known[name].text
+    written: dict[str, str] = {}
+    for file, ops in files.items():
+        spec_files.append(project, file, catalogue.HEAD, ops, report)
+        written |= dict.fromkeys(ops, file)
+    return {} if report.errors else written
+
+
+def _has_specs(project: Project) -> bool:
+    """Whether there is a spec file: a project may begin with what it takes of the catalogue."""
+    return any(True for _ in manifest.spec_texts(project.root, project.config))
+
+
+def shipped() -> list[dict[str, object]]:
+    """One row per op of the catalogue, as `list --catalogue --json` prints it."""
+    from codegen import catalogue
+
+    return [{"op": op.name, "file": op.file, "backward": _backward(op), "doc": op.doc} for op in catalogue.ops()]
 
 
 def table(project: Project, report: Report, tick: Tick = quiet) -> list[dict[str, object]]:

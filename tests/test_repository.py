@@ -184,7 +184,7 @@ def emitted(root: Path) -> dict[str, bytes]:
         p.relative_to(root).as_posix(): p.read_bytes()
         for f in EMITTED
         for p in sorted((root / f).rglob("*"))
-        if p.is_file()
+        if p.is_file() and "__pycache__" not in p.parts
     }
 
 
@@ -268,7 +268,7 @@ def test_black_leaves_the_output_alone(copy: Path) -> None:
 
 
 def test_the_wheel_generates_where_no_source_tree_is(tmp_path: Path) -> None:
-    """Templates and runtime travel in the wheel, and give the same bytes as the source tree."""
+    """Templates, runtime and catalogue travel in the wheel, and give the same bytes as the source tree."""
     done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist"))
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
@@ -281,7 +281,10 @@ def test_the_wheel_generates_where_no_source_tree_is(tmp_path: Path) -> None:
     done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "generate", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(str(tmp_path / "site"))
-    assert emitted(project) == {name: data for name, data in emitted(ROOT).items() if "__pycache__" not in name}
+    assert not (diff := changed(emitted(ROOT), emitted(project))), diff
+    (tmp_path / "other").mkdir()
+    done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "add", "softmax", cwd=tmp_path / "other")
+    assert done.returncode == 0 and "softmax: added to specs/softmaxes.yaml" in done.stdout, done.stderr
 
 
 def test_the_licence_says_whose_the_output_is() -> None:
