@@ -24,6 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests/scratch", folder / "ops")
     settings = '[tool.pullback]\nspecs = ["ops"]\noutput = "mine/kernels"\npackage = "mine.kernels"\ntests = "checks"\n'
     (folder / "pyproject.toml").write_text(settings)
+    shutil.copy(ROOT / "tests/conftest.py", folder)
     done = run("-m", "codegen", "generate", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
