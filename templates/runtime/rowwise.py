@@ -213,8 +213,19 @@ class Rowwise(Stage):
             (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
             list(operands),
         )
-        ordered = layout.iterate(axes, extents, whole, (pattern,))
-        return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
+        order = layout.iterate(axes, extents, whole, (pattern,)).order
+        made = [
+            self._dense(call.declared[n], order, extents)
+            for n in call.wanted
+            if n in self.names and n not in call.given
+        ]
+        return layout.iterate(order, extents, [*operands, *made], (pattern,), reorder=False)
+
+    def _dense(self, tensor: Tensor, order: Sequence[Axis], extents: Mapping[Axis, int]) -> Operand:
+        """What is to be allocated: an axis that it has does not merge with one that it lacks."""
+        own = layout.names(tensor.dims)
+        axes = tuple(a for a in order if a[0] in own)
+        return Operand(tensor.name, {a: extents[a] for a in axes}, Space(axes, dict(extents), (), ()).linear())
 
     def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
         """The part of the space that a tensor has, in the same order."""
