@@ -361,6 +361,8 @@ class Tile:
             return Tile(least, block_r, True, 4, least, cdiv(split.n_kept, least), STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
+            while block_k * padded < 1024 and split.n_kept > 1024 * block_k:  # many short rows side by side
+                block_k *= 2
             block_r = min(padded, max(1, TILE // 4 // block_k))
         else:
             whole = WHOLE if single and not partial else TILE
