@@ -7,7 +7,6 @@ Takes verdicts and a `Config`, returns every file of the generated package and i
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import math
@@ -24,7 +23,7 @@ from black.mode import TargetVersion
 
 from codegen import groups, manifest
 from codegen.config import Config
-from codegen.diagnostics import Report
+from codegen.diagnostics import Report, guarded
 from codegen.explain import residual_names
 from codegen.fusion_steps import steps
 from codegen.ir import Node, Tensor
@@ -32,7 +31,8 @@ from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
 from codegen.lower_step import StepText
 from codegen.primitives import TABLE
-from codegen.schedule import OpPlan, schedule
+from codegen.schedule import OpPlan, refuse, schedule
+from codegen.soundness import check_module
 from codegen.spec import (
     INTS,
     AttrDecl,
@@ -50,6 +50,7 @@ from codegen.spec import (
     spell,
     spell_dims,
 )
+from codegen.stages import NoStage
 from codegen.tree import GeneratedFile
 from codegen.variants import Atom, Value, Variant, subexpressions
 from codegen.verify import Verdict
@@ -86,18 +87,31 @@ def render(
     Args:
         kept: ops whose own files stay as they are; the lists name them too.
     """
-    planned = [(v, p) for v in verdicts if (p := schedule(v, report)) is not None and _has_place(p, config, report)]
-    files = [*_runtime(config), *_package(config, [*(p.op for _, p in planned), *kept])]
-    for verdict, plan in planned:
-        facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
-        files.append(_op(config, plan, facts))
-        if config.tests:
-            files.append(_test(config, plan))
+    emitted, own = list[OpSpec](), list[GeneratedFile]()
+    for verdict in verdicts:
+        with guarded(verdict.op, "emitting", report):
+            made = _files_of(verdict, config, report)
+            own += made
+            emitted += [verdict.op] if made else []
+    files = [*_runtime(config), *_package(config, [*emitted, *kept]), *own]
     if config.tests:
         source = "templates/conftest.py.j2"
         text = formatted(_environment().get_template("conftest.py.j2").render())
         files.append(GeneratedFile(f"{config.tests}/conftest.py", text.encode(), (source,)))
     return {f.path: f for f in files}
+
+
+def _files_of(verdict: Verdict, config: Config, report: Report) -> list[GeneratedFile]:
+    """The own files of an op: none where no schedule can emit it, or the package has no place for it."""
+    plan = schedule(verdict, report)
+    if plan is None or not _has_place(plan, config, report):
+        return []
+    facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
+    try:
+        return [_op(config, plan, facts), *([_test(config, plan)] if config.tests else [])]
+    except NoStage as fault:  # found while a kernel is written out
+        refuse(verdict.op, fault, report)
+        return []
 
 
 def _has_place(plan: OpPlan, config: Config, report: Report) -> bool:
@@ -162,7 +176,7 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
         _environment().get_template("module.py.j2").render(training=config.mode == "training", **_context(plan, module))
     )
     text = formatted(source)
-    _check_module(plan.name, text)
+    check_module(plan.name, text)
     nests = sorted({k.nest for k in module.kernels})
     parts = ("module.py.j2", "_op.j2", *(f"_{n}.j2" for n in nests), *(("_passes.j2",) if "rows" in nests else ()))
     sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in parts))
@@ -173,7 +187,7 @@ def _step_op(config: Config, plan: OpPlan, m: Module, facts: tuple[tuple[str, ob
     """The module of an op that updates state: its function makes an optimizer."""
     source = _environment().get_template("module_step.py.j2").render(**_step_context(plan, m))
     text = formatted(source)
-    _check_module(plan.name, text)
+    check_module(plan.name, text)
     sources = (f"{plan.op.file}#{plan.name}", "templates/module_step.py.j2", "templates/_step.j2")
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
 
@@ -550,43 +564,6 @@ def _when_words(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """The choices under which something is so, in words."""
     words = [f"{n} is {' or '.join(x.strip(chr(34)) for x in v)}" for n, v in choices]
     return f" where {' and '.join(words)}" if words else ""
-
-
-# ---------------------------------------------------------------------------------------------- checks on what is emitted
-
-
-class EmissionFault(Exception):
-    """What was emitted is not sound: a fault of a template or of lowering."""
-
-
-def _check_module(name: str, text: str) -> None:
-    """No unknown name, no unused import."""
-    tree = ast.parse(text)
-    imported: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":
-            imported |= {
-                (
-                    (a.asname or a.name).split(".")[0]
-                    if isinstance(node, ast.Import) and not a.asname
-                    else (a.asname or a.name)
-                )
-                for a in node.names
-            }
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    unused = imported - used - ({"torch"} if "torch." in text else set())
-    if unused:
-        raise EmissionFault(f"{name}: imported and not used: {', '.join(sorted(unused))}")
-    import builtins
-
-    top = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        local = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
-        local |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        unknown = read - local - imported - top - set(dir(builtins))
-        if unknown:
-            raise EmissionFault(f"{name}: `{function.name}` reads unknown names: {', '.join(sorted(unknown))}")
 
 
 # ---------------------------------------------------------------------------------------------- emitted tests

@@ -98,9 +98,14 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
             refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)),
         )
     except NoStage as fault:
-        report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
-                     "`schedule: none` verifies an op without emitting it")  # fmt: skip
+        refuse(op, fault, report)
         return None
+
+
+def refuse(op: OpSpec, fault: NoStage, report: Report) -> None:
+    """Says what no schedule can do yet."""
+    text = f"no schedule can emit `{op.name}` yet: {fault}"
+    report.error(op.span, "no-schedule", text, "`schedule: none` verifies an op without emitting it")
 
 
 def _ruled_out(graph: Graph) -> bool:
