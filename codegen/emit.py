@@ -254,7 +254,9 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         | ({"coordinates", "offset"} if any(k.strided for k in m.kernels) else set())
         | {name for name in ("scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
     )
-    host = " ".join(t for _, t in (*m.scalars, *m.choices))
+    choices = [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)]
+    derived = _derived(plan)
+    host = " ".join(t for _, t in (*m.scalars, *m.choices, *derived))
     axis = next((a for a in op.attrs if a.axis), None)
     requires = _requires(plan)
     return {
@@ -267,7 +269,8 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
-        "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
+        "choices": [c for c in choices if not _of_call(c[1])], "choices_by_size": [c for c in choices if _of_call(c[1])], "derived": derived,
+        "passes": [p for p in m.passes if not _of_call(p[2])],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
         "sizes_required": [r for r in requires if _of_call(r[0])],
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
@@ -401,6 +404,23 @@ def _requires(plan: OpPlan) -> list[tuple[str, str]]:
             for told in _conditions(plan, [v for v, _ in every], part):
                 words = [*told, *([] if test == "False" else [f"not {test}"])]
                 out.append((" and ".join(words), repr(f"{plan.name} requires {text}")))
+    return out
+
+
+def _derived(plan: OpPlan) -> list[tuple[str, str]]:
+    """The extents that no tensor and no attr gives, each as Python: under choices that are asked where variants differ."""
+    out = []
+    every = [v for v, _ in plan.graphs]
+    for place, size in enumerate(plan.op.sizes):
+        texts: dict[str, list[Variant]] = {}
+        for variant, graph in plan.graphs:
+            texts.setdefault(python(graph.sizes[place][1]), []).append(variant)
+        *others, last = texts
+        text = last
+        for one in reversed(others):
+            told = " or ".join(" and ".join(words) for words in _conditions(plan, every, texts[one]))
+            text = f"({one} if {told} else {text})"
+        out.append((size.axis, text))
     return out
 
 

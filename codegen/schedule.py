@@ -21,9 +21,10 @@ from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
-from codegen.spec import Axes, OpSpec
+from codegen.spec import Axes, Call, OpSpec
+from codegen.spec import spell as spelled
 from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, shift, stored_tensor, telling
-from codegen.variants import Atom, Value, Variant, atoms
+from codegen.variants import Atom, Value, Variant, atoms, axes_conditions, every_axes, subexpressions
 from codegen.verify import Verdict
 
 _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
@@ -93,6 +94,7 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     try:
         allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
         _check_effects(op)
+        _check_extents(op)
         return replace(
             _step(op, allowed) if op.state else _plan(op, allowed),
             refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)),
@@ -110,6 +112,19 @@ def refuse(op: OpSpec, fault: NoStage, report: Report) -> None:
 
 def _ruled_out(graph: Graph) -> bool:
     return any(node.op == "const" and not node.params[0] for _, node in graph.requires)
+
+
+def _check_extents(op: OpSpec) -> None:
+    """What depends on the extents of a call is decided when it is planned: the dims of a tensor cannot."""
+    for decl in op.tensors:
+        for cond in axes_conditions(decl):
+            if any(isinstance(e, Call) for e in subexpressions(cond)):
+                raise NoStage(f"the shape of `{decl.name}` depends on extents: `{spelled(cond)}`")
+    derived = {s.axis for s in op.sizes}
+    for decl in op.arguments:
+        for dim in (d for axes in every_axes(decl) for d in axes.dims if d.kind == "group"):
+            if own := [f.name for f in dim.factors if f.name in derived]:
+                raise NoStage(f"`{own[0]}`, which `sizes` gives, is a factor of a dim of `{decl.name}`")
 
 
 def _check_effects(op: OpSpec) -> None:
