@@ -196,6 +196,7 @@ class Printer:
         self.names: dict[int, str] = {}
         for tensor in graph.tensors.values():
             self.names[graph.builder.read(tensor).serial] = owner.names.get(tensor.name) or safe(tensor.name)
+        self.chosen = set(_chosen_numbers(graph))
 
     def text(self, node: Node) -> str:
         return self._print(node)[0]
@@ -215,7 +216,8 @@ class Printer:
         if node.op == "cast":
             return self._cast(node), ATOM
         if node.op == "size":
-            return f"scalar({self.owner.count}, COMPUTE)", ATOM
+            text = self.extent(node)
+            return text, INFIX["mul"][1] if " * " in text else ATOM
         if node.op == "largest":
             return f"largest({node.params[0]}_ptr, COMPUTE)", ATOM
         if node.op == "neg" and any(t.node is node for t in self.graph.outputs):
@@ -229,18 +231,26 @@ class Printer:
             return self._infix(node)
         return self._function(TABLE[node.op].triton, node.args, node, self.coarse(node)), ATOM
 
+    def extent(self, node: Node) -> str:
+        """A number of elements, as the kernel has it: in 64 bits."""
+        return self.owner.count
+
+    def computed(self, node: Node) -> str:
+        """An int as a float operation takes it. What is made of extents alone may be a constant of the kernel."""
+        text, level = self._print(node)
+        if sized(node):
+            return f"scalar({text}, COMPUTE)"
+        return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)"
+
     def hosted(self, node: Node) -> bool:
         """Whether the value is computed before the launch; numbers of elements are known where the kernel runs."""
-        return node.host and node.op != "const" and not any(n.op == "size" for n in walk([node]))
+        return _of_attrs(node)
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
-        text, level = self._print(node)
         if kind != "float" or node.kind != "int":
-            return text
-        if node.op == "const":
-            return number(float(node.params[0]))
-        return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)"
+            return f"scalar({self.text(node)}, tl.int64)" if sized(node) else self.text(node)
+        return number(float(node.params[0])) if node.op == "const" else self.computed(node)
 
     def _constant(self, node: Node, argument: bool) -> str:
         value = node.params[0]
@@ -253,15 +263,14 @@ class Printer:
     def _argument(self, node: Node, user: Node) -> str:
         if node.op == "const" and node.serial not in self.names:
             return self._constant(node, True)
-        return self._floated(node, user)[0]
+        return self._floated(node, user)[0] if user.op == "where" else self._extents(node, user)
 
     def _floated(self, node: Node, user: Node) -> tuple[str, int]:
         """An operand; an int one of a float operation is converted to the compute dtype first."""
-        text, level = self._print(node)
         among = user.kind == "float" or any(a.kind == "float" for a in user.args)
-        if not among or node.kind != "int" or (node.host and not self.hosted(node)):
-            return text, level
-        return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)", ATOM
+        if not among or node.kind != "int" or node.op == "const":
+            return self._print(node)
+        return self.computed(node), ATOM
 
     def _infix(self, node: Node) -> tuple[str, int]:
         sign, level = INFIX[node.op]
@@ -286,14 +295,22 @@ class Printer:
 
     def _function(self, spelling: str, args: Sequence[Node], user: Node, coarse: bool = False) -> str:
         if user.op in TABLE and not TABLE[user.op].plain:
-            words = [
-                f"scalar({number(a.params[0])}, COMPUTE)" if a.op == "const" else self._floated(a, user)[0]
-                for a in args
-            ]
+            words = [self._tensor(a, user) for a in args]
         else:
             words = [self._argument(a, user) for a in args]
+        if user.serial in self.chosen:
+            words[1] = self._tensor(args[1], user)
         words += ["HALF"] if coarse else []
         return f"{self.owner.use(spelling)}({', '.join(words)})"
+
+    def _tensor(self, node: Node, user: Node) -> str:
+        """An argument of a function that takes no constants."""
+        return f"scalar({number(node.params[0])}, COMPUTE)" if node.op == "const" else self._extents(node, user)
+
+    def _extents(self, node: Node, user: Node) -> str:
+        """An argument of a function; an extent of 1 is a constant of the kernel, which is no tensor."""
+        text = self._floated(node, user)[0]
+        return f"scalar({text}, tl.int64)" if sized(node) and text == self.text(node) else text
 
     def coarse(self, node: Node) -> bool:
         """Whether the call may take its cheaper form; then the kernel is told when."""
@@ -302,11 +319,29 @@ class Printer:
         return coarse
 
     def _cast(self, node: Node) -> str:
+        if sized(node.args[0]) and node.params[0] == "float":
+            return self.computed(node.args[0])
         inner, level = self._print(node.args[0])
         if node.args[0].kind == node.params[0]:
             return inner if level >= ATOM else f"({inner})"
         target = {"float": "COMPUTE", "int": "tl.int64", "bool": "tl.int1"}[node.params[0]]
         return f"{inner if level >= ATOM else f'({inner})'}.to({target})"
+
+
+def _chosen_numbers(graph: Graph) -> Iterable[int]:
+    """Choices between two numbers that a function is called with: of them Triton would make float32, whatever is computed with."""
+    called = set[int]()
+    for node in reversed(list(walk(graph.roots()))):
+        if node.op in TABLE and node.op not in INFIX and (node.op != "where" or node.serial in called):
+            called |= {a.serial for a in node.args}
+        if node.op == "where" and node.kind == "float" and node.serial in called:
+            if all(a.op == "const" for a in node.args[1:]):
+                yield node.serial
+
+
+def sized(node: Node) -> bool:
+    """Whether an int is made of numbers of elements: the kernel computes it, in 64 bits."""
+    return node.host and node.kind == "int" and any(n.op == "size" for n in walk([node]))
 
 
 # ---------------------------------------------------------------------------------------------- one op
@@ -419,8 +454,14 @@ class Lowering:
 
     # -------------------------------------------------------------------------------- merging variants
 
-    def merge(self, per_variant: dict[Variant, list[Item]], used: Used) -> list[str]:
-        """One body: statements that are the same in all variants plain, others under the choice that tells them apart."""
+    def merge(self, per_variant: dict[Variant, list[Item]], used: Used, beside: Mapping[Variant, Collection[str]] | None = None,
+              elsewhere: Collection[str] = ()) -> list[str]:  # fmt: skip
+        """One body: statements that are the same in all variants plain, others under the choice that tells them apart.
+
+        Args:
+            beside: names that each variant has set before.
+            elsewhere: names that any variant sets in another body.
+        """
         keys: list[tuple[str, ...]] = []
         for items in per_variant.values():
             place = 0
@@ -432,7 +473,8 @@ class Lowering:
                     place += 1
         keys.sort(key=self._place)
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
-        _share_stores(texts, self.names, {x for n in self.plan.gradients for x in (n, f"d{n}")})
+        gradients = {x for n in self.plan.gradients for x in (n, f"d{n}")}
+        _share_stores(texts, beside or dict.fromkeys(texts, ()), elsewhere, gradients)
         universe = list(per_variant)
         blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
         for key in keys:
@@ -561,14 +603,19 @@ class Lowering:
         return out
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
-        load = f"{self.names[name]} = {loaded(f'{name}_ptr + offset(i, at, {name}_strides)', kind, dtype)}"
+        load = loaded(f"{name}_ptr + offset(i, at, {name}_strides)", kind, dtype)
+        return self.loading(name, load, scalar)
+
+    def loading(self, name: str, load: str, scalar: bool) -> tuple[str, ...]:
+        """The statement of a load; instead of a `scalar` tensor there may be a number."""
+        own = self.names.get(name) or safe(name)
         if not scalar:
-            return (load,)
+            return (f"{own} = {load}",)
         return (
             f"if {name}_ptr is None:",
-            f"    {self.names[name]} = scalar({name}_number, COMPUTE)",
+            f"    {own} = scalar({name}_number, COMPUTE)",
             "else:",
-            f"    {load}",
+            f"    {own} = {load}",
         )
 
     # -------------------------------------------------------------------------------- kernels
@@ -790,8 +837,8 @@ class Lowering:
         """The cotangent that a gradient is, or is times a host number: then only where that number is 1."""
         node = next((stripped(t, graph) for t in graph.gradients if t.name == name and t.node is not None), None)
         test = ""
-        if node is not None and node.op == "mul" and any(a.host and a.op != "const" for a in node.args):
-            factor, node = sorted(node.args, key=lambda a: not a.host or a.op == "const")
+        if node is not None and node.op == "mul" and any(_of_attrs(a) for a in node.args):
+            factor, node = sorted(node.args, key=lambda a: not _of_attrs(a))
             test = f"{python(factor)} == 1"
         if node is not None and node.op == "read" and graph.tensors[node.params[0]].role == "cotangent":
             return str(node.params[0]), test
@@ -845,23 +892,44 @@ class Lowering:
 
 
 def _share_stores(
-    texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], own: Mapping[str, str], gradients: Collection[str]
-) -> None:
+    texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], beside: Mapping[Variant, Collection[str]],
+    elsewhere: Collection[str], gradients: Collection[str],
+) -> None:  # fmt: skip
     """The gradient of an absent tensor is stored nowhere (its pointer is None), so its statements may stand in every
-    variant: where there is one text, and what it reads has a value everywhere, they need no test of their own."""
-    defined = {
-        v: {own.get(key[-1], key[-1]) for key in items if key[0] in ("load", "part", "let")}
-        for v, items in texts.items()
-    }
-    somewhere, everywhere = set().union(*defined.values()), set.intersection(*defined.values())
-    for key in {
+    variant: where there is one text, and what it reads has a value everywhere, they need no test of their own.
+
+    Args:
+        beside: what each variant has set before these statements.
+        elsewhere: what any variant sets somewhere: of these a statement may read what is set in all.
+    """
+    shareable = {
         k for items in texts.values() for k in items if k[0] in ("grad", "store") and k[1:] and k[1] in gradients
-    }:
+    }
+    for key in sorted(shareable):  # a gradient comes before its store
         found = {items[key] for items in texts.values() if key in items}
-        names = {n for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)}
-        if len(found) == 1 and not (names & somewhere) - everywhere:
+        guarded = all(re.match(r" |if \w+_ptr is not None:$", line) for lines in found for line in lines)
+        own = {v: {*beside[v], *(n for lines in items.values() for n in assigned(lines))} for v, items in texts.items()}
+        somewhere, everywhere = {*elsewhere}.union(*own.values()), set.intersection(*own.values())
+        sets = {n for lines in found for n in assigned(lines)}
+        names = {n for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)} - sets
+        if len(found) == 1 and (guarded or not (names & somewhere) - everywhere):
             for items in texts.values():
                 items.setdefault(key, next(iter(found)))
+
+
+_ASSIGNED = re.compile(r"^ *([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*) [-+*]?= ")
+
+
+def assigned(lines: Iterable[str]) -> Iterable[str]:
+    """The names that statements set."""
+    for line in lines:
+        if found := _ASSIGNED.match(line):
+            yield from found.group(1).split(", ")
+
+
+def _of_attrs(node: Node) -> bool:
+    """Whether a number is known before any extent is."""
+    return node.host and node.op != "const" and not any(n.op == "size" for n in walk([node]))
 
 
 def _parts(node: Node | None) -> list[Node]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
 from codegen.ir import ATOM, INFIX, Bound, Graph, Node, Tensor, spell, walk
-from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, loaded, safe
+from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, assigned, loaded, safe
 from codegen.lower_step import lowered_step
 from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
@@ -95,19 +95,14 @@ class _RowPrinter(Printer):
     def _print(self, node: Node) -> tuple[str, int]:
         if node.serial in self.names:
             return self.names[node.serial], ATOM
-        if node.op == "size":
-            return f"scalar({self.rows.size(node.params)}, COMPUTE)", ATOM
         if node.op == "index":
             return self.rows.coordinate(node.params[0]), ATOM
         if node.op == "at":
             return self.rows.taken(node, self), ATOM
         return super()._print(node)
 
-    def _floated(self, node: Node, user: Node) -> tuple[str, int]:
-        if node.op == "size" and user.kind == "int" and not user.host:  # beside an index it is whole
-            text = self.rows.size(node.params)
-            return text, INFIX["mul"][1] if " * " in text else ATOM
-        return super()._floated(node, user)
+    def extent(self, node: Node) -> str:
+        return self.rows.size(node.params)
 
 
 @dataclass
@@ -261,6 +256,11 @@ class _Rows:
             f"{name}_ptr",
             *([f"{name}_kept_strides"] if axes & self.kept else []),
             *([f"{name}_reduced_strides"] if axes & self.reduced else []),
+            *(
+                [f"{name}_number: tl.float64"]
+                if any(t.name == name and t.scalar for t in self.owner.op.arguments)
+                else []
+            ),
         ]
 
     def _address(self, name: str, axes: frozenset[str]) -> str:
@@ -293,8 +293,25 @@ class _Rows:
         split = dict(self.parts) if shareable and not whole_rows and self._alike(shareable) else {}
         shared = bool(split or free) and not whole_rows
 
+        every_row = (
+            "once",
+            "head",
+            "start",
+            "after",
+        )  # what they set holds in all that follows, what a loop sets in it alone
+        names = {
+            (v, where): {n for item in items for n in assigned(item.lines)}
+            for v, s in sections.items() for where, items in s.items.items()
+        }  # fmt: skip
+        beside = {
+            v: {n for (w, (place, _)), own in names.items() if w == v and place in every_row for n in own}
+            for v in sections
+        }
+        anywhere = {n for own in names.values() for n in own}
+
         def merged(place: str, number: int) -> tuple[str, ...]:
-            return tuple(owner.merge({v: s.items.get((place, number), []) for v, s in sections.items()}, used))
+            bodies = {v: s.items.get((place, number), []) for v, s in sections.items()}
+            return tuple(owner.merge(bodies, used, beside, anywhere))
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
         once, body = merged("once", 0), merged("head", 0)
@@ -499,14 +516,14 @@ class _Rows:
                 text = f"{name}_once = tl.load({self._address(name, axes)}, mask=within)"
                 out.add("once", 0, [Item(("load", name), (text,))])
             elif not axes & self.reduced:
-                text = f"{self._name(name)} = {loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))}"
-                out.add("head", 0, [Item(("load", name), (text,))])
+                load = loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))
+                out.add("head", 0, [Item(("load", name), self.owner.loading(name, load, tensor.scalar))])
 
     def _once(self, tensor: Tensor) -> bool:
         """Whether a tensor is read before the loop over the rows of a program."""
         axes = frozenset(tensor.axes)
         alike = bool(axes & self.reduced) and not axes & self.kept
-        return bool(self.stage.partial) and alike and tensor.kind == "float"
+        return bool(self.stage.partial) and alike and tensor.kind == "float" and not tensor.scalar
 
     def _row_statements(self, out: _Sections, printer: _RowPrinter, bindings: Iterable[Bound], live: Iterable[Node],
                         levels: dict[int, int], number: int, place: tuple[str, int]) -> None:  # fmt: skip
@@ -560,7 +577,7 @@ class _Rows:
             text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
             if self._once(tensor):
                 text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
-            out.add("loop", number, [Item(("load", name), (f"{self._name(name)} = {text}",))])
+            out.add("loop", number, [Item(("load", name), self.owner.loading(name, text, tensor.scalar))])
         for bound in bindings:
             node = bound.node
             if (
@@ -600,7 +617,7 @@ class _Rows:
                     step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
                 self.parts[name] = _part(node, acc, finish)
                 self.kinds.setdefault(name, set()).add(node.kind)
-            if "imum(" in step:
+            if node.params[0] in ("max", "min") and node.serial not in tops:
                 self.owner.use(f"math.{node.params[0]}imum")
             out.add("start", number, [Item(("start", name), tuple(start.split("\n")))])
             out.add("loop", number, [Item(("acc", name), (step,))])
@@ -666,14 +683,21 @@ class _Rows:
         if store.partial:
             line = f"{name}_acc = rows.add_columns({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
             return [*items, Item(("store", name), (line,))]
-        line = f"tl.store({self._address(name, store.axes)}, {text}, mask={self._mask(store.axes)})"
+        single = not store.axes and bool(self.kept)  # one value of all rows: the first row's
+        address, mask = (
+            (f"{name}_ptr + k", "k == 0") if single else (self._address(name, store.axes), self._mask(store.axes))
+        )
+        line = f"tl.store({address}, {text}, mask={mask})"
         lines = (f"if {name}_ptr is not None:", f"    {line}") if self._optional(store) else (line,)
         return [*items, Item(("store", name), lines)]
 
     def _optional(self, store: Store) -> bool:
-        """Whether the tensor may be absent: a gradient that is not needed beside one that is, a statistic without gradients."""
+        """Whether the tensor may be absent: a gradient that is not needed beside one that is, what a later stage would read for such a
+        gradient, a statistic without gradients."""
         if store.gradient:
             return len(self.owner.plan.gradients) > 1
+        if self.stage.suffix.startswith("backward"):
+            return len(self.stage.stored) > 1
         return any(t.name == store.name for t in self.owner.plan.saved)
 
 

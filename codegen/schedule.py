@@ -219,7 +219,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
                 for (_, g0), (_, _, new) in zip([x for x in graphs if x[1].gradients], later)
             )
         )
-        backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped)
+        backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped, handed.values())
         handed |= more
     for stage in (*forward, *backward):
         _check_rows(stage)
@@ -289,7 +289,9 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
             node = names[r.name]
             if node.axes >= whole and whole:
                 raise NoStage(f"the backward keeps `{r.name}`, which is as large as the operands")
-            out.setdefault(r.name, stored_tensor(r.name, "saved", node, graph))
+            tensor = stored_tensor(r.name, "saved", node, graph)
+            if out.setdefault(r.name, tensor).axes != tensor.axes:
+                raise NoStage(f"the backward keeps `{r.name}`, whose axes depend on a choice")
     return out
 
 
@@ -299,7 +301,9 @@ def _without_cotangents(variant: Variant, asked: Iterable[Atom]) -> tuple[Value,
 
 
 def _kept(graph: Graph, saved: Mapping[str, Tensor]) -> Iterable[tuple[str, Node]]:
-    return [(b.name, b.node) for b in graph.bindings if b.name in saved and b.node.op not in ("read", "const")]
+    """The statements that are kept under that name: under another choice one of the same name may have other axes."""
+    found = ((b.name, b.node) for b in graph.bindings if b.name in saved and b.node.op not in ("read", "const"))
+    return [(name, node) for name, node in found if node.axes == frozenset(saved[name].axes)]
 
 
 def _reading(graph: Graph, saved: Mapping[str, Tensor]) -> tuple[Graph, dict[int, Node]]:

@@ -10,7 +10,7 @@ over other axes than those below it begins a new stage, which reads what the sta
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from codegen.diagnostics import Span
 from codegen.ir import Graph, Node, Tensor, spell, walk
@@ -260,19 +260,44 @@ class _Cut:
     handed: dict[_Place, dict[int, Tensor]]
 
 
+@dataclass
+class _Names:
+    """What the values are called that stages hand on: one name a value, whatever variant it is in and however many read it."""
+
+    tensors: Collection[str]
+    """The tensors of the op, which have their names already."""
+    taken: Collection[str]
+    given: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def of(self, node: Node, statement: str | None, reader: str) -> str:
+        """Of a value that a statement has, that statement's; of another, one made of what reads it first."""
+        key = (statement or spell(node), tuple(sorted(node.axes)), node.kind)
+        if key not in self.given:
+            others = {*self.tensors, *self.given.values()}
+            own = statement or f"{reader}_term"
+            if own in others or not statement:  # a statement's own name is among those that are taken
+                others |= {*self.taken}
+            self.given[key] = next(
+                n for n in (own, *(f"{own}{k}" for k in range(2, len(others) + 3))) if n not in others
+            )
+        return self.given[key]
+
+
 def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str, order: Sequence[str], taken: Collection[str],
-        exacting: Collection[str]) -> tuple[tuple[Stage, ...], dict[str, Tensor]]:  # fmt: skip
+        exacting: Collection[str], before: Iterable[Tensor] = ()) -> tuple[tuple[Stage, ...], dict[str, Tensor]]:  # fmt: skip
     """The row stages of a direction, and the tensors that are handed between them.
 
     Args:
         order: the names of all tensors, as parameters follow one another.
         taken: names that nothing new may have.
         exacting: the spelling of the calls that keep full precision.
+        before: what the stages of the other direction hand on, by names of its own.
     """
     main = _main(variants)
     lift = _lift(variants, main)
     sums = _sums(variants, main, lift)
-    cuts = [_assign(v, g, stores, main, lift, sums, taken) for v, g, stores in variants]
+    names = _Names(order, taken, {(t.name, tuple(sorted(t.axes)), t.kind): t.name for t in before})
+    cuts = [_assign(v, g, stores, main, lift, sums, names) for v, g, stores in variants]
     stages = sorted(
         {p for c in cuts for p in c.stores},
         key=lambda p: (p.level, p.axes != main.get(p.level), sorted(p.axes or ()), bool(p.reverse)),
@@ -291,7 +316,7 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
             own = one.stores[place]
             exact |= {spell(new[n.serial]) for n in walk([s.node for s in own]) if spell(n) in exacting}
             parts.append(Part(one.variant, graph, tuple(replace(s, node=new[s.node.serial]) for s in own)))
-        name = suffix if not out else f"{suffix}_{parts[0].stores[0].name}"
+        name = suffix if not out else unlike(f"{suffix}_{parts[0].stores[0].name}", [s.suffix for s in out])
         out.append(_stage(name, place, parts, [*order, *handed], exact))
     return tuple(out), handed
 
@@ -349,7 +374,7 @@ def _sums(
 
 
 def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mapping[int, frozenset[str]],
-            lift: Mapping[frozenset[str], int], sums: Mapping[str, _Place], taken: Collection[str]) -> _Cut:  # fmt: skip
+            lift: Mapping[frozenset[str], int], sums: Mapping[str, _Place], names: _Names) -> _Cut:  # fmt: skip
     """Each store in its stage; what a stage reads of an earlier one is stored there."""
     known = places((s.node for s in stores), lift)
     out: dict[_Place, list[Store]] = {}
@@ -369,12 +394,8 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
     while pending:
         place = pending.pop(0)
         for store in out[place]:
-            unnamed = 0
             for node in _frontier(store.node, place, known):
-                name = bound.get(node.serial)
-                if name is None:
-                    unnamed += 1
-                    name = unlike(f"{store.name}_term{unnamed if unnamed > 1 else ''}", taken)
+                name = names.of(node, bound.get(node.serial), store.name)
                 handed.setdefault(place, {})[node.serial] = stored_tensor(name, "scratch", node, graph)
                 home = known[node.serial]
                 if home not in out:

@@ -71,7 +71,7 @@ def batch_norm_forward(
         spread = rows.mean(spread_acc, n_reduced)
         rstd = rsqrt(spread + eps)
         unbiased = spread * (
-            scalar(n_reduced, COMPUTE) / (scalar(n_reduced, COMPUTE) - 1)
+            scalar(n_reduced, COMPUTE) / scalar(n_reduced - 1, COMPUTE)
         )  # the output is divided by the biased deviation, the buffer keeps this one
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)

@@ -128,7 +128,7 @@ def instance_norm_forward_running_mean(
     else:
         running_mean_mean = rows.mean(running_mean_mean_acc, n_reduced)
         unbiased_mean = rows.mean(unbiased_mean_acc, n_reduced)
-        unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / (scalar(size_others, COMPUTE) - 1))
+        unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
             c1 * running_mean + momentum * running_mean_mean,
@@ -163,7 +163,7 @@ def instance_norm_forward_running_mean_finish(
         unbiased_mean_acc += tl.where(mask, tl.load(unbiased_mean_part_ptr + r * n_kept + k, mask=mask), 0.0)
     running_mean_mean = rows.mean(running_mean_mean_acc, n_reduced)
     unbiased_mean = rows.mean(unbiased_mean_acc, n_reduced)
-    unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / (scalar(size_others, COMPUTE) - 1))
+    unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
     tl.store(
         running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
         c1 * running_mean + momentum * running_mean_mean,

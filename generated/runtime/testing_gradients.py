@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,8 +44,8 @@ class GradientCase(Case):
         outputs = self.call(leaves, attrs)
         out = {f"output {k}": y.detach() for k, y in enumerate(outputs)}
         if names:
-            seeds = [seed_of(y, k).to(TORCH[dtype]).to(y.dtype) for k, y in enumerate(outputs)]
-            grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds)
+            seeds = {k: seed.to(TORCH[dtype]).to(outputs[k].dtype) for k, seed in seeds_of(outputs).items()}
+            grads = torch.autograd.grad([outputs[k] for k in seeds], [leaves[n] for n in names], list(seeds.values()))
             out |= {f"gradient of {n}": g for n, g in zip(names, grads)}
         return out
 
@@ -56,10 +56,11 @@ class GradientCase(Case):
         given = self.inputs(layout, attrs=attrs)
         names = self._differentiable(given)
         leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
-        outputs = self.call(leaves, attrs)
-        random = [seed_of(y, k) for k, y in enumerate(outputs)]
-        wide = [torch.stack([s, s], dim=-1)[..., 0] for s in random]  # every second element of its memory
-        found = torch.autograd.grad(outputs, [leaves[n] for n in names], random, retain_graph=True)
+        every = self.call(leaves, attrs)
+        random = seeds_of(every)
+        outputs = [every[k] for k in random]
+        wide = [torch.stack([s, s], dim=-1)[..., 0] for s in random.values()]  # every second element of its memory
+        found = torch.autograd.grad(outputs, [leaves[n] for n in names], list(random.values()), retain_graph=True)
         again = torch.autograd.grad(outputs, [leaves[n] for n in names], wide, retain_graph=True)
         for name, grad, other in zip(names, found, again):
             assert grad.shape == given[name].shape and grad.dtype == given[name].dtype, name
@@ -76,7 +77,7 @@ class GradientCase(Case):
         name: str,
         grad: torch.Tensor,
         given: Mapping[str, Any],
-        seeds: list[torch.Tensor],
+        seeds: Mapping[int, torch.Tensor],
         attrs: Mapping[str, Any],
     ) -> None:
         x = given[name]
@@ -97,7 +98,7 @@ class GradientCase(Case):
         steps = {h: moved(h) for h in (1e-4, -1e-4, 5e-5, -5e-5, 2.5e-5, -2.5e-5)}
         here = moved(0.0)
         total = size = error = torch.zeros((), dtype=torch.float64, device=x.device)
-        for k, seed in enumerate(seeds):
+        for k, seed in seeds.items():
             wide = (8 * (steps[5e-5][k] - steps[-5e-5][k]) - (steps[1e-4][k] - steps[-1e-4][k])) / 6e-4
             tight = (8 * (steps[2.5e-5][k] - steps[-2.5e-5][k]) - (steps[5e-5][k] - steps[-5e-5][k])) / 3e-4
             total, size = total + seed * tight, size + (seed * tight).abs()
@@ -129,7 +130,8 @@ class GradientCase(Case):
                 for chosen in itertools.combinations(names, count):
                     leaves = {n: v.detach().requires_grad_(n in chosen) for n, v in given.items()}
                     outputs = self.call(leaves, attrs)
-                    torch.autograd.backward(outputs, [seed_of(y, k) for k, y in enumerate(outputs)])
+                    seeds = seeds_of(outputs)
+                    torch.autograd.backward([outputs[k] for k in seeds], list(seeds.values()))
                     for name in names:
                         assert (leaves[name].grad is not None) == (name in chosen)
                         if name in chosen:
@@ -141,8 +143,9 @@ class GradientCase(Case):
         names = self._differentiable(given)
         leaves = {n: v.detach().requires_grad_(n in names) for n, v in given.items()}
         outputs = self.call(leaves, attrs)
-        seeds = [seed_of(y, k).requires_grad_() for k, y in enumerate(outputs)]
-        grads = torch.autograd.grad(outputs, [leaves[n] for n in names], seeds, create_graph=True)
+        found = seeds_of(outputs)
+        seeds = [seed.requires_grad_() for seed in found.values()]
+        grads = torch.autograd.grad([outputs[k] for k in found], [leaves[n] for n in names], seeds, create_graph=True)
         passed = set(self.op(**self._all_attrs(attrs)).passes())
         for name, grad in zip(names, grads):
             if name in passed:
@@ -182,6 +185,11 @@ class GradientCase(Case):
             for visitor in (recorder, packed):
                 op.pack_backward_args(i, *sides, outputs, absent, cotangents, *grads, scratch, visitor, 132)
             check_visits(launch, recorder, packed, {n: v.address for n, v in named.items()})
+
+
+def seeds_of(outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Upstream gradients of the outputs that have some, by their places: an index has none."""
+    return {k: seed_of(y, k) for k, y in enumerate(outputs) if y.requires_grad}
 
 
 def seed_of(y: torch.Tensor, k: int) -> torch.Tensor:
