@@ -340,8 +340,9 @@ def _chosen_numbers(graph: Graph) -> Iterable[int]:
 
 
 def sized(node: Node) -> bool:
-    """Whether an int is made of numbers of elements: the kernel computes it, in 64 bits."""
-    return node.host and node.kind == "int" and any(n.op == "size" for n in walk([node]))
+    """Whether an int is arithmetic on numbers of elements, which may be constants of the kernel; what a function returns is a tensor."""
+    ops = {n.op for n in walk([node])}
+    return node.kind == "int" and "size" in ops and ops <= {"size", "const", "add", "sub", "mul", "neg"}
 
 
 # ---------------------------------------------------------------------------------------------- one op
@@ -366,6 +367,8 @@ class Lowering:
         self.present: list[str] = []
         self.count = "n"
         """How many elements there are, as the kernel in hand has it."""
+        self.without = self._without()
+        """By gradient the variants that have none: its pointer is None there. It is called as in either kind of kernel."""
         self._find_rounded()
         own = f"math.{plan.op.name}"
         self.clashes = any(n.op in TABLE and TABLE[n.op].triton == own for _, g in plan.graphs for n in walk(g.roots()))
@@ -387,6 +390,13 @@ class Lowering:
             if name not in out:
                 out[name] = unlike(safe(name), [*out.values(), *self.grads.values()])
         return out
+
+    def _without(self) -> dict[str, list[Variant]]:
+        found = {
+            n: [v for v, g in self.plan.graphs if not any(t.name == n and t.node is not None for t in g.gradients)]
+            for n in self.plan.gradients
+        }
+        return {key: variants for n, variants in found.items() for key in (n, f"d{n}")}
 
     # -------------------------------------------------------------------------------- parameters
 
@@ -473,8 +483,7 @@ class Lowering:
                     place += 1
         keys.sort(key=self._place)
         texts = {v: {i.key: i.lines for i in items} for v, items in per_variant.items()}
-        gradients = {x for n in self.plan.gradients for x in (n, f"d{n}")}
-        _share_stores(texts, beside or dict.fromkeys(texts, ()), elsewhere, gradients)
+        _share_stores(texts, beside or dict.fromkeys(texts, ()), elsewhere, self.without)
         universe = list(per_variant)
         blocks: list[tuple[list[list[Variant]], list[tuple[str, ...]]]] = []
         for key in keys:
@@ -638,9 +647,10 @@ class Lowering:
         )  # fmt: skip
 
     def _when(self, stage: Stage) -> When:
-        """The choices that tell the variants of a stage from the others."""
+        """The choices that tell the variants of a stage from the others, and which pointers are None in these."""
         graphs = self.plan.floats if stage.suffix.startswith("backward") else self.plan.graphs
-        return self.told([v for v, _ in graphs], [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
+        told = self.told([v for v, _ in graphs], [p.variant for p in stage.parts], f"the stage `{stage.suffix}`")
+        return (*told, *((f"{name}_ptr", (str(there),)) for name, there in stage.given))
 
     def told(self, every: Sequence[Variant], part: Sequence[Variant], what: str) -> When:
         out = []
@@ -893,28 +903,28 @@ class Lowering:
 
 def _share_stores(
     texts: dict[Variant, dict[tuple[str, ...], tuple[str, ...]]], beside: Mapping[Variant, Collection[str]],
-    elsewhere: Collection[str], gradients: Collection[str],
+    elsewhere: Collection[str], without: Mapping[str, Collection[Variant]],
 ) -> None:  # fmt: skip
-    """The gradient of an absent tensor is stored nowhere (its pointer is None), so its statements may stand in every
-    variant: where there is one text, and what it reads has a value everywhere, they need no test of their own.
+    """A gradient that a variant has none of is stored nowhere there (its pointer is None), so its statements may stand in every
+    variant: where there is one text, and what stands under no test of the pointer reads what has a value everywhere.
 
     Args:
         beside: what each variant has set before these statements.
         elsewhere: what any variant sets somewhere: of these a statement may read what is set in all.
+        without: by gradient the variants that have none.
     """
-    shareable = {
-        k for items in texts.values() for k in items if k[0] in ("grad", "store") and k[1:] and k[1] in gradients
-    }
-    for key in sorted(shareable):  # a gradient comes before its store
+    for key in sorted({k for items in texts.values() for k in items if k[0] in ("grad", "store") and k[1] in without}):
         found = {items[key] for items in texts.values() if key in items}
-        guarded = all(re.match(r" |if \w+_ptr is not None:$", line) for lines in found for line in lines)
-        own = {v: {*beside[v], *(n for lines in items.values() for n in assigned(lines))} for v, items in texts.items()}
+        if len(found) > 1 or any(key not in items and v not in without[key[1]] for v, items in texts.items()):
+            continue
+        (lines,) = found
+        guarded = all(re.match(r" |if \w+_ptr is not None:$", line) for line in lines)
+        own = {v: {*beside[v], *(n for text in items.values() for n in assigned(text))} for v, items in texts.items()}
         somewhere, everywhere = {*elsewhere}.union(*own.values()), set.intersection(*own.values())
-        sets = {n for lines in found for n in assigned(lines)}
-        names = {n for lines in found for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)} - sets
-        if len(found) == 1 and (guarded or not (names & somewhere) - everywhere):
+        read = {n for line in lines for n in re.findall(r"[A-Za-z_]\w*", line)} - {*assigned(lines)}
+        if guarded or not (read & somewhere) - everywhere:
             for items in texts.values():
-                items.setdefault(key, next(iter(found)))
+                items.setdefault(key, lines)
 
 
 _ASSIGNED = re.compile(r"^ *([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*) [-+*]?= ")

@@ -152,7 +152,7 @@ class _Rows:
 
     def _mixed(self) -> set[str]:
         found: dict[str, set[bool]] = {}
-        for part in self.stage.parts:
+        for part in (p for p in self.stage.parts if p.stores):
             for node, name in self._owners(part):
                 if any(n.op == "reduce" for n in walk([node])):
                     found.setdefault(name, set()).add(node.op == "reduce")
@@ -175,7 +175,8 @@ class _Rows:
         if kernel.parts:
             self.finishing = True
             finish = self._kernel(
-                f"{self.stage.suffix}_finish" if self.stage.suffix != "forward" else "finish", self._shareable()
+                f"{self.stage.suffix}_finish" if self.stage.suffix != "forward" else "finish",
+                [p for p in self.stage.parts if not p.stores or p in self._shareable()],
             )
             self.finishing = False
         return StageText(self.stage, kernel, finish)
@@ -286,9 +287,11 @@ class _Rows:
         stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
         partial = self.stage.partial
         shareable = self._shareable()
-        free = [p for p in parts if depth(p) == 0]
+        free = [p for p in parts if p.stores and depth(p) == 0]
         whole_rows = (
-            bool(partial or self.scans) or self.finishing or any(p not in shareable and p not in free for p in parts)
+            bool(partial or self.scans)
+            or self.finishing
+            or any(p.stores and p not in shareable and p not in free for p in parts)
         )
         split = dict(self.parts) if shareable and not whole_rows and self._alike(shareable) else {}
         shared = bool(split or free) and not whole_rows

@@ -23,7 +23,7 @@ from codegen.residuals import residuals
 from codegen.rows import expanded
 from codegen.spec import Axes, Call, OpSpec
 from codegen.spec import spell as spelled
-from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, shift, stored_tensor, telling
+from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, settled, shift, stored_tensor, telling
 from codegen.variants import Atom, Value, Variant, atoms, axes_conditions, every_axes, subexpressions
 from codegen.verify import Verdict
 
@@ -200,7 +200,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         return (Store(n, node, node.axes, node.kind) for n, node in _kept(graph, saved) if n in names)
 
     targets = [(v, g, [*_outputs(g), *kept(v, g)]) for v, g in graphs]
-    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False))
+    forward, handed = cut(targets, "forward", names, taken, _exacting(op, graphs, False), saved.values())
     exact = _exacting(op, graphs, True)
     summed = any(t.node is not None and t.node.op == "sum_to" for _, g in graphs for t in g.gradients)
     if not later:
@@ -221,6 +221,9 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
         )
         backward, more = cut(wanted, "backward", [*names, *saved], {*taken, *handed}, mapped, handed.values())
         handed |= more
+    forward = settled(forward, graphs, asked, {v: {s.name for s in stores} for v, _, stores in targets})
+    trained = [(v, g) for v, g, _ in later]
+    backward = settled(backward, trained, asked, {v: {s.name for s in _gradients(g)} for v, g in trained})
     for stage in (*forward, *backward):
         _check_rows(stage)
         every = [v for v, g in graphs if stage.suffix.startswith("forward") or g.gradients]

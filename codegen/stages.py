@@ -61,6 +61,8 @@ class Stage:
     reduced: frozenset[str] = frozenset()
     summed: tuple[str, ...] = ()
     """Of elements: tensors whose gradient may be a sum, for they may be broadcast or lack axes."""
+    given: tuple[tuple[str, bool], ...] = ()
+    """Tensors and cotangents that must be there, or must not, for it to have something to do."""
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -169,6 +171,38 @@ def telling(
     chosen = {tuple(v[a.key] for a in asked) for v in every if all(v[a.key] in values for a, values in out)}
     if chosen != {tuple(v[a.key] for a in asked) for v in part}:
         raise NoStage(f"{what} is there under choices that no one value of each tells apart")
+    return tuple(out)
+
+
+def settled(stages: Sequence[Stage], every: Sequence[tuple[Variant, Graph]], asked: Sequence[Atom], targets: Mapping[Variant, Collection[str]]) -> tuple[Stage, ...]:  # fmt: skip
+    """The stages, each with what must be given for it to run.
+
+    What a stage has no part in is kept from it by choices, else by what is given. Where neither tells, the stage runs, and has
+    a part that stores nothing.
+
+    Args:
+        every: the variants of a direction.
+        targets: by variant what the direction is to store in the end.
+    """
+    out: list[Stage] = []
+    runs: list[set[Variant]] = []
+    for stage in reversed(stages):
+        own = [p.variant for p in stage.parts]
+        read = {v: {n for later, vs in zip(out, runs) if v in vs for n in later.reads} for v, _ in every}
+        others = [(v, g) for v, g in every if v not in own and {*stage.stored} & ({*targets[v]} | read[v])]
+        given = []
+        for atom in sorted(
+            asked, key=lambda a: a.kind in ("tensor", "cotangent")
+        ):  # choices tell stages apart by themselves
+            values = {v[atom.key] for v in own}
+            left = [(v, g) for v, g in others if v[atom.key] in values]
+            if atom.kind in ("tensor", "cotangent") and len(left) < len(others):
+                given.append((atom.name, True in values))
+            others = left
+        parts = {p.variant: p for p in stage.parts} | {v: Part(v, g, ()) for v, g in others}
+        ordered = tuple(parts[v] for v, _ in every if v in parts)
+        out.insert(0, replace(stage, parts=ordered, given=tuple(given)))
+        runs.insert(0, set(parts))
     return tuple(out)
 
 
@@ -291,7 +325,7 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
         order: the names of all tensors, as parameters follow one another.
         taken: names that nothing new may have.
         exacting: the spelling of the calls that keep full precision.
-        before: what the stages of the other direction hand on, by names of its own.
+        before: what is handed on or kept by names of its own already.
     """
     main = _main(variants)
     lift = _lift(variants, main)
@@ -363,14 +397,16 @@ def _sums(
     main: Mapping[int, frozenset[str]],
     lift: Mapping[frozenset[str], int],
 ) -> dict[str, _Place]:
-    """What is added up over the rows in any variant, with its stage."""
-    out = {}
+    """What is added up over the rows, with its stage: in every variant, unless it is a constant there."""
+    out, others = dict[str, _Place](), set[str]()
     for _, _, stores in variants:
         known = places((s.node for s in stores), lift)
         for place, store in (_home(s, known, main) for s in stores):
             if store.partial:
                 out[store.name] = place
-    return out
+            elif store.node.op != "const":
+                others.add(store.name)
+    return {name: place for name, place in out.items() if name not in others}
 
 
 def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mapping[int, frozenset[str]],
@@ -382,7 +418,7 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
         if store.name in sums and store.node.op == "const":
             place, store = sums[store.name], replace(store, partial=True)
         else:
-            place, store = _home(store, known, main)
+            place, store = _home(store, known, main, store.name in sums)
         out.setdefault(place, []).append(store)
     bound = {s.node.serial: s.name for s in reversed(graph.statements)}
     handed: dict[_Place, dict[int, Tensor]] = {}
@@ -405,10 +441,12 @@ def _assign(variant: Variant, graph: Graph, stores: Sequence[Store], main: Mappi
     return _Cut(variant, graph, out, handed)
 
 
-def _home(store: Store, known: Mapping[int, _Place], main: Mapping[int, frozenset[str]]) -> tuple[_Place, Store]:
-    """The stage of a store; a sum over the rows of a stage is added up there."""
+def _home(
+    store: Store, known: Mapping[int, _Place], main: Mapping[int, frozenset[str]], summed: bool = True
+) -> tuple[_Place, Store]:
+    """The stage of a store; what is a sum over the rows of a stage is added up there if it may be `summed`."""
     place = known[store.node.serial]
-    if not _plain(store):
+    if summed and not _plain(store):
         inner, axes = known[store.node.args[0].serial], frozenset(store.node.params[1])
         along = inner.axes if inner.axes is not None else main.get(inner.level)
         if along is not None and along == store.axes and not axes & along:

@@ -189,7 +189,8 @@ class RuntimeOp:
 
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
         scratch = [t.name for t in self.scratch if not isinstance(call.given.get(t.name), Meta)]  # unless it was kept
-        running = active(stages, wanted, scratch, self.choices())
+        given = {f"{n}_ptr": isinstance(call.given.get(n), Meta) for n in call.declared}
+        running = active(stages, wanted, scratch, {**self.choices(), **given})
         kept = {t.name for t in self.saved}
         for name in scratch:  # what one stage alone names is handed to no other
             if name not in kept and sum(name in s.names for s in running) < 2:

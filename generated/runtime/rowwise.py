@@ -86,7 +86,6 @@ class Rowwise(Stage):
         written = self._written(call, handed)
         if space.count == 0 and call.of_gradients:
             call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
-            written = [n for n in written if n in call.scratch]  # what a later stage reads is not left as it was
         if any(math.prod(self._meta(call, n).shape) for n in written):
             self._launches(call, space, written)
 
@@ -268,9 +267,8 @@ class Rowwise(Stage):
         values["WIDE"] = reach + tile.block_r >= 2**31
         there = {*bound, *(f"{n}_part" for n in partial)}
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
-        programs = tile.parts if partial else cdiv(split.n_kept, tile.block_k)
-        if not partial and any(not t.shape for n, t in call.scratch.items() if n in pointers.values()):
-            programs = max(1, programs)  # what is one value of all rows is known without a row too
+        # Without a row there is what all rows have in common: something that is written has elements.
+        programs = tile.parts if partial else max(1, cdiv(split.n_kept, tile.block_k))
         return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps)
 
     def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:

@@ -203,7 +203,7 @@ class Stage(ABC):
 
     kernel: Kernel
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Choices and the values under which it has something to do."""
+    """Choices and the values under which it has something to do; by a pointer's name, whether there must be such a tensor."""
     elementwise: ClassVar[bool] = False
     """Whether every element of what it writes comes of one element of each operand, or is a sum of such."""
 
