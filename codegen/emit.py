@@ -251,8 +251,8 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     nests = {k.nest for k in m.kernels}
     helpers = (
         ({"tile"} if "elements" in nests else set())
-        | ({"coordinates", "offset"} if any(k.strided for k in m.kernels) else set())
-        | {name for name in ("scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
+        | ({"coordinates"} if any("r_at" in k.text if k.nest == "rows" else k.strided for k in m.kernels) else set())
+        | {name for name in ("offset", "scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
     )
     choices = [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)]
     derived = _derived(plan)

@@ -106,6 +106,11 @@ class RuntimeOp:
         """Compile-time constants that depend on the extents of a call, by parameter name."""
         return {}
 
+    @property
+    def derives(self) -> bool:
+        """Whether extents follow from others."""
+        return type(self).derived is not RuntimeOp.derived
+
     def derived(self, size: Size, there: There) -> Iterator[tuple[str, int]]:
         """The extents that neither a tensor nor an attr gives, by those that are known and those before them."""
         return iter(())
@@ -157,17 +162,19 @@ class RuntimeOp:
         """The choices of a call: those of the attrs, and those of its extents."""
         if type(self).choices_by_size is RuntimeOp.choices_by_size:
             return self.choices()
-        return {**self.choices(), **self.choices_by_size(self._size_of(self._argument_extents(given), given))}
+        made = [t for o in self.outputs for t in (o, replace(o, name=f"d{o.name}"))]  # all that a backward may have
+        there = [t for t in (*self.tensors, *made) if isinstance(given.get(t.name), Meta)]
+        extents = self.extents(self.bind(there, given), there)
+        return {**self.choices(), **self.choices_by_size(self._size_of(extents, there))}
 
     def _argument_extents(self, given: Mapping[str, Given]) -> dict[Axis, int]:
         """The extents that the arguments of a call give, and what is derived from them."""
         there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
         return self.extents(self.bind(there, given), there)
 
-    def _size_of(self, extents: Mapping[Axis, int], given: Collection[str]) -> Size:
-        """The extents as `size` of a formula. Raises UnknownExtent for an axis that nothing tells yet."""
-        own = {t.name: t.dims for t in self.tensors if t.name in given}
-        known = {n for dims in own.values() for n in layout.names(dims)}
+    def _size_of(self, extents: Mapping[Axis, int], tensors: Sequence[Tensor]) -> Size:
+        """The extents as `size` of a formula. Raises UnknownExtent for an axis that none of the tensors has and nothing else tells."""
+        known = {n for t in tensors for n in layout.names(t.dims)}
         sized = {axis: math.prod(_extents_of(self.attrs[attr])) for axis, attr in self.sized.items()}
 
         def size(*axes: str) -> int:
@@ -185,7 +192,7 @@ class RuntimeOp:
         tensor has another extent there."""
         there = {t.name for t in tensors}
         try:
-            for name, extent in self.derived(self._size_of(extents, there), there.__contains__):
+            for name, extent in self.derived(self._size_of(extents, tensors), there.__contains__):
                 if extent < 0:
                     raise ShapeError(f"{self.name}: the extent of `{name}` would be {extent}")
                 stretching = any(t.broadcast and name in layout.names(t.dims) for t in tensors)
@@ -293,7 +300,7 @@ class RuntimeOp:
 
     def _extents_key(self, given: Mapping[str, Given]) -> Any:
         """What attrs make of the extents; where these do not fit one another planning says so."""
-        if type(self).choices_by_size is RuntimeOp.choices_by_size and type(self).derived is RuntimeOp.derived:
+        if type(self).choices_by_size is RuntimeOp.choices_by_size and not self.derives:
             return None
         try:
             return tuple(self._argument_extents(given).items()), tuple(self.chosen(given).items())
@@ -602,9 +609,7 @@ class RuntimeOp:
         }
         packs = {d.axes[0] for t in (*self.tensors, *self.outputs) for d in layout.parse_dims(t.dims) if d.pack}
         known |= {axis: _extents_of(self.attrs[attr])[0] for axis, attr in self.sized.items() if axis not in packs}
-        if type(self).derived is not RuntimeOp.derived and not {t.name for t in tensors} <= {
-            t.name for t in self.tensors
-        }:
+        if self.derives and not {t.name for t in tensors} <= {t.name for t in self.tensors}:
             known |= {a: n for (a, _), n in self._argument_extents(given).items() if a not in packs}
         out = {}
         ranks = self._ranks(given)
@@ -632,7 +637,12 @@ class RuntimeOp:
             missing = [] if operand is None else [a for a in out if a[0] in own and a not in operand.extents]
             if missing and not tensor.broadcast:
                 raise ShapeError(f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has")
-        if type(self).derived is not RuntimeOp.derived:
+        for tensor in self.outputs:  # an axis of fixed extent may be in no operand
+            for dim in layout.parse_dims(tensor.dims):
+                for axis, extent in zip(dim.axes, dim.fixed):
+                    if extent and axis not in self.sliced:
+                        out.setdefault((axis, 0), extent)
+        if self.derives:
             self._derive(out, tensors)
         return out
 

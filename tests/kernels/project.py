@@ -34,6 +34,7 @@ class Package:
         self.config = Config(output=self.name, package=self.name, tests="")
         self.folder = folder
         sys.path.insert(0, str(folder))
+        self.write(dict(pipeline.render([], [], self.config, Report())))
 
     def close(self) -> None:
         sys.path.remove(str(self.folder))
