@@ -221,9 +221,14 @@ def _state(decl: TensorDecl, m: Module) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"', *([f'"{decl.dtype}"'] if decl.dtype != "float" else [])]
     if decl.init is not None:
         words.append(f'init="{decl.init.id}"' if isinstance(decl.init, Name) else f"init={float(decl.init.value)!r}")
-    if decl.when is not None:
-        words.append("when=(" + ", ".join(f'("{n}", ({", ".join(v)},))' for n, v in dict(m.there)[decl.name]) + ",)")
-    return f"Tensor({', '.join(words)})"
+    return f"Tensor({', '.join([*words, *_there(decl, m)])})"
+
+
+def _there(decl: TensorDecl, m: Module) -> list[str]:
+    """The choices under which a tensor is there, where some lack it."""
+    if decl.when is None:
+        return []
+    return ["when=(" + ", ".join(f'("{n}", ({", ".join(v)},))' for n, v in dict(m.there)[decl.name]) + ",)"]
 
 
 def _step_docstring(op: OpSpec) -> str:
@@ -266,14 +271,14 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "needs_elements": plan.needs_elements, "updates": [(n, _when(w)) for n, w in m.updates], "buffers": [_tensor(t) for t in op.buffers], "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "runtime": [n for n, there in (("host", "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)])), ("rows", "rows" in nests)) if there],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
-        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
+        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ()), _there(t, m)) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [c for c in choices if not _of_call(c[1])], "choices_by_size": [c for c in choices if _of_call(c[1])], "derived": derived,
         "passes": [p for p in m.passes if not _of_call(p[2])],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
         "sizes_required": [r for r in requires if _of_call(r[0])],
-        "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
+        "signature": _signature(op), "returns": _returns(op),
         "docstring": _docstring(plan, m), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "sized": [(axis, a.name) for a in op.attrs for axis in a.size],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
@@ -367,7 +372,9 @@ def _dims(decl: TensorDecl) -> str:
     return spell_dims(_plain_axes(decl).dims)
 
 
-def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = ()) -> str:
+def _tensor(
+    decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = (), more: Sequence[str] = ()
+) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"']
     if decl.dtype != "float":
         words.append(f'"{decl.dtype}"')
@@ -387,7 +394,7 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
     if chosen:
         other = ", ".join(f'("{n}", ({", ".join(v)},), "{spell_dims(dims)}")' for n, v, dims in chosen)
         words.append(f"chosen=({other},)")
-    return f"Tensor({', '.join(words)})"
+    return f"Tensor({', '.join([*words, *more])})"
 
 
 def _requires(plan: OpPlan) -> list[tuple[str, str]]:
@@ -561,7 +568,7 @@ def _docstring(plan: OpPlan, m: Module) -> str:
         else:
             attr = op.attr(name)
             lines.append(f"    {attr.public}: {_meaning(op, attr)}.")
-    shapes = ", ".join(_result(o, dict(m.chosen).get(o.name, ())) for o in op.outputs)
+    shapes = ", ".join(_result(o, dict(m.chosen).get(o.name, ()), m) for o in op.outputs)
     dtype = op.outputs[0].dtype if op.outputs[0].dtype in ("bool", *INTS) else "in the promoted dtype of the inputs"
     lines += [
         "",
@@ -574,10 +581,21 @@ def _docstring(plan: OpPlan, m: Module) -> str:
     return "\n".join(lines)
 
 
-def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]]) -> str:
-    """The dims of an output, and those that it has under a choice."""
+def _returns(op: OpSpec) -> str:
+    """The annotation of what the function returns: one tensor, or as many as are there."""
+    if len(op.outputs) == 1:
+        return "torch.Tensor"
+    if not any(t.when is not None for t in op.outputs):
+        return f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]"
+    several = "tuple[torch.Tensor, ...]"
+    return several if sum(t.when is None for t in op.outputs) > 1 else f"torch.Tensor | {several}"
+
+
+def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]], m: Module) -> str:
+    """The dims of an output, those that it has under a choice, and the choices under which it is there."""
     others = [f" ([{spell_dims(dims)}]{_when_words(((n, v),))})" for n, v, dims in chosen]
-    return f"[{_dims(decl)}]" + "".join(others)
+    there = "" if decl.when is None else f" (there{_when_words(dict(m.there)[decl.name])})"
+    return f"[{_dims(decl)}]" + "".join(others) + there
 
 
 def _when_words(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
@@ -595,7 +613,12 @@ def by_formula(plan: OpPlan) -> list[str]:
     op = plan.op
     calls = [e.func for b in op.forward for e in subexpressions(b.expr) if isinstance(e, Call)]
     aligned = all(_dims(t) in ("...", "") for t in (*op.arguments, *op.outputs))
-    if op.reference or not aligned or not set(calls) <= {"cast", *(r.name for r in TABLE.values() if r.listed)}:
+    if (
+        op.reference
+        or not aligned
+        or any(t.when is not None for t in op.outputs)
+        or not set(calls) <= {"cast", *(r.name for r in TABLE.values() if r.listed)}
+    ):
         return []
     graph = plan.graphs[0][1]
     stored = [

@@ -20,7 +20,7 @@ from codegen.evaluate import Env, OutOfRange, evaluate
 from codegen.ir import Graph, Node, Tensor, walk
 from codegen.primitives import TABLE, Array
 from codegen.spec import AttrDecl, Call, Number, OpSpec, Unary, spell
-from codegen.variants import Variant, formulas, subexpressions
+from codegen.variants import Variant, conditions, formulas, subexpressions
 
 LATTICE = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 _TRIES = 400
@@ -41,7 +41,8 @@ class Sampler:
         self.pairing = np.random.default_rng(seed + 1)
         self.order = tuple(graph.axes)
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
-        written = {float(e.value) for f in formulas(op) for e in subexpressions(f) if isinstance(e, Number)}
+        asked = (*formulas(op), *conditions(op))
+        written = {float(e.value) for f in asked for e in subexpressions(f) if isinstance(e, Number)}
         self.written = sorted(v for v in written if abs(v) < 1e6)
         """The numbers of the formulas: what attrs, extents and ints may be compared with."""
 

@@ -45,7 +45,7 @@ class RuntimeOp:
     state: ClassVar[tuple[Tensor, ...]] = ()
     """What a step updates in place; such ops are `stepwise.StepOp`s, without outputs."""
     outputs: tuple[Tensor, ...] = ()
-    """Of an instance, with the dims that its choices give."""
+    """Of an instance, those that its choices have, with the dims that these give."""
     saved: ClassVar[tuple[Tensor, ...]] = ()
     """Statistics that the forward writes for the backward alone."""
     scratch: ClassVar[tuple[Tensor, ...]] = ()
@@ -79,9 +79,11 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
-        if any(t.chosen for t in self.outputs):
+        if any(t.chosen or t.when for t in self.outputs):
             self.require()
-            self.outputs = tuple(_of_choice(t, self.choices()) for t in self.outputs)
+            choices = self.choices()
+            there = [t for t in self.outputs if all(choices[n] in values for n, values in t.when)]
+            self.outputs = tuple(_of_choice(t, choices) for t in there)
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}

@@ -60,7 +60,7 @@ class Tensor:
     init: float | str | None = None
     """What a param, a buffer or state is filled with at first, where the spec says it: a number, or of state the attr that has it."""
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    """Of state: the choices under which it is there."""
+    """Of state and outputs: the choices under which it is there."""
 
     def __post_init__(self) -> None:
         if self.broadcast is None:
