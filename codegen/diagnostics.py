@@ -12,8 +12,12 @@ while a report holds an error.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 
 @dataclass(frozen=True, order=True)
@@ -111,3 +115,30 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean ...?` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else ""
+
+
+class Declared(Protocol):
+    """What has a name and a place: an op."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def span(self) -> Span: ...
+
+
+@contextmanager
+def guarded(op: Declared, doing: str, report: Report) -> Iterator[None]:
+    """Work on one op, of which a fault of the generator itself becomes a finding: the other ops are worked on all the same."""
+    try:
+        yield
+    except OSError:  # of a file, not of the op
+        raise
+    except Exception as fault:
+        frames = [
+            f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(fault.__traceback__)[-3:]
+        ]
+        first = str(fault).strip().split("\n")[0]
+        notes = (Note(f"{type(fault).__name__}: {first}".rstrip(": ")), Note(f"in {', '.join(reversed(frames))}"))
+        text = f"{doing} `{op.name}` failed: a fault of Pullback, not of the spec"
+        report.error(op.span, "internal-fault", text, "report it with the spec; it may pass in another wording", notes)

@@ -7,7 +7,6 @@ Takes verdicts and a `Config`, returns every file of the generated package and i
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import math
@@ -24,7 +23,7 @@ from black.mode import TargetVersion
 
 from codegen import groups, manifest
 from codegen.config import Config
-from codegen.diagnostics import Report
+from codegen.diagnostics import Report, guarded
 from codegen.explain import residual_names
 from codegen.fusion_steps import steps
 from codegen.ir import Node, Tensor
@@ -32,7 +31,8 @@ from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
 from codegen.lower_step import StepText
 from codegen.primitives import TABLE
-from codegen.schedule import OpPlan, schedule
+from codegen.schedule import OpPlan, refuse, schedule
+from codegen.soundness import check_module
 from codegen.spec import (
     INTS,
     AttrDecl,
@@ -50,6 +50,7 @@ from codegen.spec import (
     spell,
     spell_dims,
 )
+from codegen.stages import NoStage
 from codegen.tree import GeneratedFile
 from codegen.variants import Atom, Value, Variant, subexpressions
 from codegen.verify import Verdict
@@ -86,18 +87,31 @@ def render(
     Args:
         kept: ops whose own files stay as they are; the lists name them too.
     """
-    planned = [(v, p) for v in verdicts if (p := schedule(v, report)) is not None and _has_place(p, config, report)]
-    files = [*_runtime(config), *_package(config, [*(p.op for _, p in planned), *kept])]
-    for verdict, plan in planned:
-        facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
-        files.append(_op(config, plan, facts))
-        if config.tests:
-            files.append(_test(config, plan))
+    emitted, own = list[OpSpec](), list[GeneratedFile]()
+    for verdict in verdicts:
+        with guarded(verdict.op, "emitting", report):
+            made = _files_of(verdict, config, report)
+            own += made
+            emitted += [verdict.op] if made else []
+    files = [*_runtime(config), *_package(config, [*emitted, *kept]), *own]
     if config.tests:
         source = "templates/conftest.py.j2"
         text = formatted(_environment().get_template("conftest.py.j2").render())
         files.append(GeneratedFile(f"{config.tests}/conftest.py", text.encode(), (source,)))
     return {f.path: f for f in files}
+
+
+def _files_of(verdict: Verdict, config: Config, report: Report) -> list[GeneratedFile]:
+    """The own files of an op: none where no schedule can emit it, or the package has no place for it."""
+    plan = schedule(verdict, report)
+    if plan is None or not _has_place(plan, config, report):
+        return []
+    facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
+    try:
+        return [_op(config, plan, facts), *([_test(config, plan)] if config.tests else [])]
+    except NoStage as fault:  # found while a kernel is written out
+        refuse(verdict.op, fault, report)
+        return []
 
 
 def _has_place(plan: OpPlan, config: Config, report: Report) -> bool:
@@ -162,7 +176,7 @@ def _op(config: Config, plan: OpPlan, facts: tuple[tuple[str, object], ...]) -> 
         _environment().get_template("module.py.j2").render(training=config.mode == "training", **_context(plan, module))
     )
     text = formatted(source)
-    _check_module(plan.name, text)
+    check_module(plan.name, text)
     nests = sorted({k.nest for k in module.kernels})
     parts = ("module.py.j2", "_op.j2", *(f"_{n}.j2" for n in nests), *(("_passes.j2",) if "rows" in nests else ()))
     sources = (f"{plan.op.file}#{plan.name}", *(f"templates/{name}" for name in parts))
@@ -173,7 +187,7 @@ def _step_op(config: Config, plan: OpPlan, m: Module, facts: tuple[tuple[str, ob
     """The module of an op that updates state: its function makes an optimizer."""
     source = _environment().get_template("module_step.py.j2").render(**_step_context(plan, m))
     text = formatted(source)
-    _check_module(plan.name, text)
+    check_module(plan.name, text)
     sources = (f"{plan.op.file}#{plan.name}", "templates/module_step.py.j2", "templates/_step.j2")
     return GeneratedFile(f"{config.output}/ops/{plan.name}.py", text.encode(), sources, facts)
 
@@ -207,9 +221,14 @@ def _state(decl: TensorDecl, m: Module) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"', *([f'"{decl.dtype}"'] if decl.dtype != "float" else [])]
     if decl.init is not None:
         words.append(f'init="{decl.init.id}"' if isinstance(decl.init, Name) else f"init={float(decl.init.value)!r}")
-    if decl.when is not None:
-        words.append("when=(" + ", ".join(f'("{n}", ({", ".join(v)},))' for n, v in dict(m.there)[decl.name]) + ",)")
-    return f"Tensor({', '.join(words)})"
+    return f"Tensor({', '.join([*words, *_there(decl, m)])})"
+
+
+def _there(decl: TensorDecl, m: Module) -> list[str]:
+    """The choices under which a tensor is there, where some lack it."""
+    if decl.when is None:
+        return []
+    return ["when=(" + ", ".join(f'("{n}", ({", ".join(v)},))' for n, v in dict(m.there)[decl.name]) + ",)"]
 
 
 def _step_docstring(op: OpSpec) -> str:
@@ -237,10 +256,12 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
     nests = {k.nest for k in m.kernels}
     helpers = (
         ({"tile"} if "elements" in nests else set())
-        | ({"coordinates", "offset"} if any(k.strided for k in m.kernels) else set())
-        | {name for name in ("scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
+        | ({"coordinates"} if any("r_at" in k.text if k.nest == "rows" else k.strided for k in m.kernels) else set())
+        | {name for name in ("offset", "scalar", "largest") if re.search(rf"(?<!\.)\b{name}\(", body)}
     )
-    host = " ".join(t for _, t in (*m.scalars, *m.choices))
+    choices = [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)]
+    derived = _derived(plan)
+    host = " ".join(t for _, t in (*m.scalars, *m.choices, *derived))
     axis = next((a for a in op.attrs if a.axis), None)
     requires = _requires(plan)
     return {
@@ -250,13 +271,14 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "needs_elements": plan.needs_elements, "updates": [(n, _when(w)) for n, w in m.updates], "buffers": [_tensor(t) for t in op.buffers], "doc": f"{op.name}: {op.doc or 'an elementwise op.'}", "source": op.file, "class_name": class_name(op.name),
         "helpers": sorted(helpers), "runtime": [n for n, there in (("host", "host." in host + " ".join([*(t for t, _ in requires), *(t for _, _, t in m.passes)])), ("rows", "rows" in nests)) if there],
         "inputs": [_tensor(t) for t in op.inputs], "params": [_tensor(t) for t in op.params],
-        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ())) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
+        "outputs": [_tensor(t, dict(m.chosen).get(t.name, ()), _there(t, m)) for t in op.outputs], "residuals": list(dict.fromkeys((*plan.residuals, *m.present))), "gradients": plan.gradients,
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
-        "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
+        "choices": [c for c in choices if not _of_call(c[1])], "choices_by_size": [c for c in choices if _of_call(c[1])], "derived": derived,
+        "passes": [p for p in m.passes if not _of_call(p[2])],
         "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
         "sizes_required": [r for r in requires if _of_call(r[0])],
-        "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
+        "signature": _signature(op), "returns": _returns(op),
         "docstring": _docstring(plan, m), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],
         "sized": [(axis, a.name) for a in op.attrs for axis in a.size],
         "named": [(a.name, a.public) for a in op.attrs if a.public != a.name],
@@ -350,7 +372,9 @@ def _dims(decl: TensorDecl) -> str:
     return spell_dims(_plain_axes(decl).dims)
 
 
-def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = ()) -> str:
+def _tensor(
+    decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]] = (), more: Sequence[str] = ()
+) -> str:
     words = [f'"{decl.name}"', f'"{_dims(decl)}"']
     if decl.dtype != "float":
         words.append(f'"{decl.dtype}"')
@@ -370,7 +394,7 @@ def _tensor(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Seque
     if chosen:
         other = ", ".join(f'("{n}", ({", ".join(v)},), "{spell_dims(dims)}")' for n, v, dims in chosen)
         words.append(f"chosen=({other},)")
-    return f"Tensor({', '.join(words)})"
+    return f"Tensor({', '.join([*words, *more])})"
 
 
 def _requires(plan: OpPlan) -> list[tuple[str, str]]:
@@ -387,6 +411,23 @@ def _requires(plan: OpPlan) -> list[tuple[str, str]]:
             for told in _conditions(plan, [v for v, _ in every], part):
                 words = [*told, *([] if test == "False" else [f"not {test}"])]
                 out.append((" and ".join(words), repr(f"{plan.name} requires {text}")))
+    return out
+
+
+def _derived(plan: OpPlan) -> list[tuple[str, str]]:
+    """The extents that no tensor and no attr gives, each as Python: under choices that are asked where variants differ."""
+    out = []
+    every = [v for v, _ in plan.graphs]
+    for place, size in enumerate(plan.op.sizes):
+        texts: dict[str, list[Variant]] = {}
+        for variant, graph in plan.graphs:
+            texts.setdefault(python(graph.sizes[place][1]), []).append(variant)
+        *others, last = texts
+        text = last
+        for one in reversed(others):
+            told = " or ".join(" and ".join(words) for words in _conditions(plan, every, texts[one]))
+            text = f"({one} if {told} else {text})"
+        out.append((size.axis, text))
     return out
 
 
@@ -527,7 +568,7 @@ def _docstring(plan: OpPlan, m: Module) -> str:
         else:
             attr = op.attr(name)
             lines.append(f"    {attr.public}: {_meaning(op, attr)}.")
-    shapes = ", ".join(_result(o, dict(m.chosen).get(o.name, ())) for o in op.outputs)
+    shapes = ", ".join(_result(o, dict(m.chosen).get(o.name, ()), m) for o in op.outputs)
     dtype = op.outputs[0].dtype if op.outputs[0].dtype in ("bool", *INTS) else "in the promoted dtype of the inputs"
     lines += [
         "",
@@ -540,53 +581,27 @@ def _docstring(plan: OpPlan, m: Module) -> str:
     return "\n".join(lines)
 
 
-def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]]) -> str:
-    """The dims of an output, and those that it has under a choice."""
+def _returns(op: OpSpec) -> str:
+    """The annotation of what the function returns: one tensor, or as many as are there."""
+    if len(op.outputs) == 1:
+        return "torch.Tensor"
+    if not any(t.when is not None for t in op.outputs):
+        return f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]"
+    several = "tuple[torch.Tensor, ...]"
+    return several if sum(t.when is None for t in op.outputs) > 1 else f"torch.Tensor | {several}"
+
+
+def _result(decl: TensorDecl, chosen: Sequence[tuple[str, tuple[str, ...], Sequence[Dim]]], m: Module) -> str:
+    """The dims of an output, those that it has under a choice, and the choices under which it is there."""
     others = [f" ([{spell_dims(dims)}]{_when_words(((n, v),))})" for n, v, dims in chosen]
-    return f"[{_dims(decl)}]" + "".join(others)
+    there = "" if decl.when is None else f" (there{_when_words(dict(m.there)[decl.name])})"
+    return f"[{_dims(decl)}]" + "".join(others) + there
 
 
 def _when_words(choices: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """The choices under which something is so, in words."""
     words = [f"{n} is {' or '.join(x.strip(chr(34)) for x in v)}" for n, v in choices]
     return f" where {' and '.join(words)}" if words else ""
-
-
-# ---------------------------------------------------------------------------------------------- checks on what is emitted
-
-
-class EmissionFault(Exception):
-    """What was emitted is not sound: a fault of a template or of lowering."""
-
-
-def _check_module(name: str, text: str) -> None:
-    """No unknown name, no unused import."""
-    tree = ast.parse(text)
-    imported: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":
-            imported |= {
-                (
-                    (a.asname or a.name).split(".")[0]
-                    if isinstance(node, ast.Import) and not a.asname
-                    else (a.asname or a.name)
-                )
-                for a in node.names
-            }
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    unused = imported - used - ({"torch"} if "torch." in text else set())
-    if unused:
-        raise EmissionFault(f"{name}: imported and not used: {', '.join(sorted(unused))}")
-    import builtins
-
-    top = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        local = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
-        local |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        unknown = read - local - imported - top - set(dir(builtins))
-        if unknown:
-            raise EmissionFault(f"{name}: `{function.name}` reads unknown names: {', '.join(sorted(unknown))}")
 
 
 # ---------------------------------------------------------------------------------------------- emitted tests
@@ -598,7 +613,12 @@ def by_formula(plan: OpPlan) -> list[str]:
     op = plan.op
     calls = [e.func for b in op.forward for e in subexpressions(b.expr) if isinstance(e, Call)]
     aligned = all(_dims(t) in ("...", "") for t in (*op.arguments, *op.outputs))
-    if op.reference or not aligned or not set(calls) <= {"cast", *(r.name for r in TABLE.values() if r.listed)}:
+    if (
+        op.reference
+        or not aligned
+        or any(t.when is not None for t in op.outputs)
+        or not set(calls) <= {"cast", *(r.name for r in TABLE.values() if r.listed)}
+    ):
         return []
     graph = plan.graphs[0][1]
     stored = [

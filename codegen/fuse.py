@@ -16,7 +16,7 @@ from pathlib import Path
 
 from codegen import groups
 from codegen.compose import Composition, compose, op_name
-from codegen.diagnostics import Report, Span
+from codegen.diagnostics import Report, Span, guarded
 from codegen.fused import NotFused, computed, member, pattern
 from codegen.groups import Graph, GraphFault, Member, Node, Pattern
 from codegen.loader import load_text
@@ -194,7 +194,8 @@ class _Finder:
         verdicts = verify_ops(ops, report, known=tuple(self.known.values())) if not report.errors else {}
         for verdict in verdicts.values():
             if not report.errors:
-                schedule(verdict, report)
+                with guarded(verdict.op, "scheduling", report):
+                    schedule(verdict, report)
         if report.errors:
             return None, report.ordered()[0].text
         if not self._there(nodes, [pattern(ops[0])]):

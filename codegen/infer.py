@@ -152,6 +152,12 @@ class _Inference:
         update_let, updates = self._updates()
         let, gradients = self._backward()
         sizes = [(s.axis, n) for s in self.op.sizes if (n := self._guarded(s.expr, f"size {s.axis}")) is not None]
+        for axis, node in sizes:
+            if node.kind != "int":
+                span = next(s.expr.span for s in self.op.sizes if s.axis == axis)
+                self.report.error(
+                    span, "extent-not-int", f"the extent of `{axis}` is no int", "`//` divides whole numbers"
+                )
         requires = [(r.text, n) for r in self.op.requires if (n := self._guarded(r.expr, "requires")) is not None]
         conditions = list(self._conditions())
         if len(self.report.errors) > before:

@@ -674,8 +674,8 @@ class Lowering:
         return tuple(out)
 
     def there(self) -> Iterable[tuple[str, When]]:
-        """State that some variants lack, with the choices under which it is there."""
-        for decl in self.op.state:
+        """State and outputs that some variants lack, with the choices under which they are there."""
+        for decl in (*self.op.state, *self.op.outputs):
             if decl.when is not None:
                 part = [v for v, g in self.plan.graphs if decl.name in g.tensors]
                 yield decl.name, self.told([v for v, _ in self.plan.graphs], part, f"`{decl.name}`")
@@ -684,13 +684,14 @@ class Lowering:
         """Other dims of an output than those it has first, with the choice and its values."""
         out = []
         shapes: dict[tuple[str, ...], list[Variant]] = {}
-        for variant, graph in self.plan.graphs:
+        every = [(v, g) for v, g in self.plan.graphs if decl.name in g.tensors]
+        for variant, graph in every:
             shapes.setdefault(graph.tensors[decl.name].axes, []).append(variant)
         for axes, part in list(shapes.items()):
-            dims = next(g.tensors[decl.name].dims for _, g in self.plan.graphs if g.tensors[decl.name].axes == axes)
+            dims = next(g.tensors[decl.name].dims for _, g in every if g.tensors[decl.name].axes == axes)
             if axes == first_axes(decl):
                 continue
-            told = self.told([v for v, _ in self.plan.graphs], part, f"the shape of `{decl.name}`")
+            told = self.told([v for v, _ in every], part, f"the shape of `{decl.name}`")
             out.append((told[0][0], told[0][1], dims))
         return tuple(out)
 

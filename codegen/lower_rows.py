@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
-from codegen.ir import ATOM, INFIX, Bound, Graph, Node, Tensor, spell, walk
+from codegen.ir import ATOM, Bound, Graph, Node, Tensor, spell, walk
 from codegen.lower import Item, KernelText, Lowering, Module, Printer, StageText, Used, assigned, loaded, safe
 from codegen.lower_step import lowered_step
 from codegen.rows import EXTREMES

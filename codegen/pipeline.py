@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from codegen import manifest, tree
 from codegen.config import Config, Project
-from codegen.diagnostics import Report
+from codegen.diagnostics import Report, guarded
 from codegen.tree import Finding, GeneratedFile, Written
 
 if TYPE_CHECKING:
@@ -59,24 +59,32 @@ def verify_ops(
     Args:
         known: every op that is declared, among them those that fused ops stand for.
     """
-    from codegen import fused, safety, verify
+    from codegen.verify import Verdict
 
     named = {op.name: op for op in (*known, *ops)}
     verdicts = {}
     for done, op in enumerate(ops):
         tick(f"verifying {op.name}", done, len(ops))
-        before = len(report.errors)
-        verdict = verify.verify_op(op, report)
-        if verdict.ok:
-            fused.confirm(op, named, report)
-            verdict = replace(verdict, ok=len(report.errors) == before)
-        verdicts[op.name] = verdict
-        for one in verdict.checked if verdict.ok else ():
-            unsafe = safety.check_safety(op, one.variant, one.graph, Report() if op.fuses else report)
-            if op.fuses and unsafe:
-                accepted = fused.unsafe(op, one.variant, named)
-                safety.check_safety(op, one.variant, one.graph, report, accepted)
+        verdicts[op.name] = Verdict(op, False)
+        with guarded(op, "verifying", report):
+            verdicts[op.name] = _verify_op(op, named, report)
     return verdicts
+
+
+def _verify_op(op: OpSpec, named: Mapping[str, OpSpec], report: Report) -> Verdict:
+    from codegen import fused, safety, verify
+
+    before = len(report.errors)
+    verdict = verify.verify_op(op, report)
+    if verdict.ok:
+        fused.confirm(op, named, report)
+        verdict = replace(verdict, ok=len(report.errors) == before)
+    for one in verdict.checked if verdict.ok else ():
+        unsafe = safety.check_safety(op, one.variant, one.graph, Report() if op.fuses else report)
+        if op.fuses and unsafe:
+            accepted = fused.unsafe(op, one.variant, named)
+            safety.check_safety(op, one.variant, one.graph, report, accepted)
+    return verdict
 
 
 def render(
@@ -91,7 +99,10 @@ def render(
 def explain(op: OpSpec, report: Report) -> str:
     from codegen import explain as printer
 
-    return printer.explain(op, report)
+    text = ""
+    with guarded(op, "explaining", report):
+        text = printer.explain(op, report)
+    return text
 
 
 # ---------------------------------------------------------------------------------------------- commands
@@ -169,7 +180,8 @@ def _report_schedules(verdicts: Iterable[Verdict], report: Report) -> None:
 
     for verdict in verdicts:
         if verdict.ok:
-            schedule(verdict, report)
+            with guarded(verdict.op, "scheduling", report):
+                schedule(verdict, report)
 
 
 @dataclass(frozen=True)
@@ -308,7 +320,9 @@ def _row(op: OpSpec, facts: Mapping[str, object] | None, report: Report) -> dict
     if facts is None:
         from codegen import explain as printer
 
-        facts = printer.facts(op, report)
+        facts = {}
+        with guarded(op, "planning", report):
+            facts = printer.facts(op, report)
     return {
         "op": op.name,
         "family": op.family,

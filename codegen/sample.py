@@ -20,10 +20,12 @@ from codegen.evaluate import Env, OutOfRange, evaluate
 from codegen.ir import Graph, Node, Tensor, walk
 from codegen.primitives import TABLE, Array
 from codegen.spec import AttrDecl, Call, Number, OpSpec, Unary, spell
-from codegen.variants import Variant, formulas, subexpressions
+from codegen.variants import Variant, conditions, formulas, subexpressions
 
 LATTICE = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 _TRIES = 400
+_NEAR, _FAR = 130, 5000
+"""Extents are drawn at written numbers below the first; below the second where nothing else was allowed."""
 
 
 class NoSample(Exception):
@@ -39,7 +41,8 @@ class Sampler:
         self.pairing = np.random.default_rng(seed + 1)
         self.order = tuple(graph.axes)
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
-        written = {float(e.value) for f in formulas(op) for e in subexpressions(f) if isinstance(e, Number)}
+        asked = (*formulas(op), *conditions(op))
+        written = {float(e.value) for f in asked for e in subexpressions(f) if isinstance(e, Number)}
         self.written = sorted(v for v in written if abs(v) < 1e6)
         """The numbers of the formulas: what attrs, extents and ints may be compared with."""
 
@@ -75,7 +78,7 @@ class Sampler:
 
     def _host(self, crowded: bool) -> tuple[dict[str, int], dict[str, Any]]:
         for attempt in range(_TRIES):
-            extents = self._extents(crowded)
+            extents = self._extents(crowded, _NEAR if attempt < _TRIES // 2 else _FAR)
             attrs: dict[str, Any] = {}
             try:
                 for decl in (*self.op.attrs, *self.op.hosted):
@@ -87,14 +90,14 @@ class Sampler:
                 continue
         raise NoSample
 
-    def _extents(self, crowded: bool) -> dict[str, int]:
+    def _extents(self, crowded: bool, most: int) -> dict[str, int]:
         many = len(self.order)
         high = 6 if many <= 3 else 5 if many <= 5 else 4
         if crowded and many <= 2:
             low = 300 if many == 1 else 18
             return {a: axis.fixed or int(self.rng.integers(low, low + 9)) for a, axis in self.graph.axes.items()}
         extents = {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
-        near = [int(v) + k for v in self.written for k in (0, 1, 2) if high < v < 130]
+        near = [int(v) + k for v in self.written for k in (0, 1, 2) if high < v < most]
         asked = any("size(" in text or "index(" in text for text in map(spell, formulas(self.op)))
         if near and asked and self.rng.random() < 0.5:  # one axis as long as a number that it may be compared with
             free = [a for a, axis in self.graph.axes.items() if axis.fixed is None]

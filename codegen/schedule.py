@@ -21,9 +21,10 @@ from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
-from codegen.spec import Axes, OpSpec
+from codegen.spec import Axes, Call, Name, OpSpec
+from codegen.spec import spell as spelled
 from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, settled, shift, stored_tensor, telling
-from codegen.variants import Atom, Value, Variant, atoms
+from codegen.variants import Atom, Value, Variant, atoms, axes_conditions, every_axes, subexpressions
 from codegen.verify import Verdict
 
 _FREE = ("const", "read", "attr", "size", "largest", "cast", "expand", "replace", "stop_gradient", "stack", "at")
@@ -93,18 +94,55 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     try:
         allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
         _check_effects(op)
+        _check_extents(op)
+        _check_there(op, allowed)
         return replace(
             _step(op, allowed) if op.state else _plan(op, allowed),
             refused=tuple((v, g) for v, g in verdict.graphs if _ruled_out(g)),
         )
     except NoStage as fault:
-        report.error(op.span, "no-schedule", f"no schedule can emit `{op.name}` yet: {fault}",
-                     "`schedule: none` verifies an op without emitting it")  # fmt: skip
+        refuse(op, fault, report)
         return None
+
+
+def refuse(op: OpSpec, fault: NoStage, report: Report) -> None:
+    """Says what no schedule can do yet."""
+    text = f"no schedule can emit `{op.name}` yet: {fault}"
+    report.error(op.span, "no-schedule", text, "`schedule: none` verifies an op without emitting it")
 
 
 def _ruled_out(graph: Graph) -> bool:
     return any(node.op == "const" and not node.params[0] for _, node in graph.requires)
+
+
+def _check_extents(op: OpSpec) -> None:
+    """What depends on the extents of a call is decided when it is planned: the dims of a tensor cannot."""
+    for decl in op.tensors:
+        for cond in axes_conditions(decl):
+            if any(isinstance(e, Call) for e in subexpressions(cond)):
+                raise NoStage(f"the shape of `{decl.name}` depends on extents: `{spelled(cond)}`")
+    derived = {s.axis for s in op.sizes}
+    for decl in op.arguments:
+        for dim in (d for axes in every_axes(decl) for d in axes.dims if d.kind == "group"):
+            if own := [f.name for f in dim.factors if f.name in derived]:
+                raise NoStage(f"`{own[0]}`, which `sizes` gives, is a factor of a dim of `{decl.name}`")
+
+
+def _check_there(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]]) -> None:
+    """Outputs that some choices lack: what a call returns is known before its tensors are."""
+    given = {t.name for t in op.arguments}
+    for decl in op.outputs:
+        if decl.when is not None:
+            parts = list(subexpressions(decl.when))
+            if any(isinstance(e, Call) or isinstance(e, Name) and e.id in given for e in parts):
+                raise NoStage(f"whether `{decl.name}` is there depends on more than attrs: `{spelled(decl.when)}`")
+            own = [v for v, g in graphs if decl.name in g.tensors]
+            telling(atoms(op, Report()), [v for v, _ in graphs], own, f"`{decl.name}`")
+    if op.outputs and not all(g.outputs for _, g in graphs):
+        raise NoStage("under some choices none of its outputs is there")
+    for decl in op.buffers:
+        if decl.when is not None:
+            raise NoStage(f"the buffer `{decl.name}` is there under choices alone: write `optional: true`")
 
 
 def _check_effects(op: OpSpec) -> None:
@@ -269,6 +307,10 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                 continue
             if r.name not in names:
                 raise NoStage(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
+            if any(t.name == r.name for t in op.outputs):
+                raise NoStage(
+                    f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
+                )
             node = names[r.name]
             if node.axes >= whole and whole:
                 raise NoStage(f"the backward keeps `{r.name}`, which is as large as the operands")
@@ -303,6 +345,10 @@ def _check_rows(stage: Stage) -> None:
         for store in part.stores:
             if store.gradient and part.graph.tensors[store.gradient].broadcast and store.node.op != "const":
                 raise NoStage(f"`{store.gradient}` may be broadcast, and its gradient would be a sum")
+            zero = store.gradient and store.node.op == "const"
+            if not (store.partial or zero) and frozenset() < store.axes & stage.reduced < stage.reduced:
+                lacked = ", ".join(a for a in part.graph.axes if a in stage.reduced - store.axes)
+                raise NoStage(f"`{store.name}` lacks ({lacked}), which others that are computed beside it have")
             if store.partial and store.axes != stage.reduced:
                 raise NoStage(f"the gradient of `{store.gradient}` is summed over part of the rows")
             for node in walk([store.node]):
@@ -340,10 +386,11 @@ def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: S
     """What depends on choices must depend on single ones."""
     for decl in op.outputs:
         shapes: dict[tuple[str, ...], list[Variant]] = {}
-        for variant, graph in graphs:
+        every = [(v, g) for v, g in graphs if decl.name in g.tensors]
+        for variant, graph in every:
             shapes.setdefault(graph.tensors[decl.name].axes, []).append(variant)
         for part in list(shapes.values())[1:]:
-            if len(telling(asked, [v for v, _ in graphs], part, f"the shape of `{decl.name}`")) != 1:
+            if len(telling(asked, [v for v, _ in every], part, f"the shape of `{decl.name}`")) != 1:
                 raise NoStage(f"the shape of `{decl.name}` depends on several choices")
     for decl in op.buffers:
         there = [v for v, g in graphs if decl.name in g.tensors]

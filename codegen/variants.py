@@ -27,6 +27,7 @@ from codegen.spec import (
     Name,
     Number,
     OpSpec,
+    TensorDecl,
     Text,
     Unary,
     spell,
@@ -79,13 +80,7 @@ KINDS: dict[str, tuple[Value, ...]] = {"number": ("float", "int"), "integral": (
 def conditions(op: OpSpec) -> Iterator[Expr]:
     """Every condition of the op, wherever it stands."""
     for tensor in op.tensors:
-        axes: Axes | AxesChoice = tensor.axes
-        pending = [axes]
-        while pending:
-            axes = pending.pop()
-            if isinstance(axes, AxesChoice):
-                yield axes.cond
-                pending += [axes.then, axes.other]
+        yield from axes_conditions(tensor)
         if tensor.when is not None:
             yield tensor.when
     if op.update is not None and op.update.when is not None:
@@ -94,6 +89,27 @@ def conditions(op: OpSpec) -> Iterator[Expr]:
         for node in subexpressions(expr):
             if isinstance(node, IfElse):
                 yield node.cond
+
+
+def axes_conditions(tensor: TensorDecl) -> Iterator[Expr]:
+    """The conditions that choose between the axes of a tensor."""
+    pending = [tensor.axes]
+    while pending:
+        axes = pending.pop()
+        if isinstance(axes, AxesChoice):
+            yield axes.cond
+            pending += [axes.then, axes.other]
+
+
+def every_axes(tensor: TensorDecl) -> Iterator[Axes]:
+    """The axes that a tensor has under one choice or another."""
+    pending = [tensor.axes]
+    while pending:
+        axes = pending.pop()
+        if isinstance(axes, AxesChoice):
+            pending += [axes.then, axes.other]
+        else:
+            yield axes
 
 
 def formulas(op: OpSpec) -> Iterator[Expr]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 RANK = 4
 """Merged dims that a kernel takes."""
@@ -40,6 +41,7 @@ class Dim:
         return len(self.axes) > 1
 
 
+@cache
 def parse_dims(text: str) -> tuple[Dim, ...]:
     """From the spec's spelling: `..., (S=2 N)`."""
     dims = []

@@ -12,7 +12,7 @@ launch; `pack_args` hands a launch's arguments to an `ArgVisitor` by the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,8 +23,16 @@ from .layout import Axis, Operand, ShapeError, Space
 from .plan import Call, Given, Launch, Meta, Plan, Stage, Tensor, TooManyDims, active
 from .views import FLOATS, INTS, TensorView, dense_strides, promote
 
+Size = Callable[..., int]
+"""The product of the extents of axes and packs, by their names."""
+There = Callable[[str], bool]
+"""Whether a tensor is given, by its name."""
 View = TensorView | float | int | None
 """An argument as a host hands it over: a tensor, a number given for one, or nothing."""
+
+
+class UnknownExtent(ShapeError):
+    """An extent that what is given does not tell."""
 
 
 class RuntimeOp:
@@ -37,7 +45,7 @@ class RuntimeOp:
     state: ClassVar[tuple[Tensor, ...]] = ()
     """What a step updates in place; such ops are `stepwise.StepOp`s, without outputs."""
     outputs: tuple[Tensor, ...] = ()
-    """Of an instance, with the dims that its choices give."""
+    """Of an instance, those that its choices have, with the dims that these give."""
     saved: ClassVar[tuple[Tensor, ...]] = ()
     """Statistics that the forward writes for the backward alone."""
     scratch: ClassVar[tuple[Tensor, ...]] = ()
@@ -71,9 +79,11 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
-        if any(t.chosen for t in self.outputs):
+        if any(t.chosen or t.when for t in self.outputs):
             self.require()
-            self.outputs = tuple(_of_choice(t, self.choices()) for t in self.outputs)
+            choices = self.choices()
+            there = [t for t in self.outputs if all(choices[n] in values for n, values in t.when)]
+            self.outputs = tuple(_of_choice(t, choices) for t in there)
 
     def __init_subclass__(cls) -> None:
         cls._plans = {}
@@ -94,6 +104,19 @@ class RuntimeOp:
         """Compile-time constants of the kernels, by parameter name."""
         return {n: self.attrs[n] for n, kind in self.kinds.items() if isinstance(kind, tuple)}
 
+    def choices_by_size(self, size: Size) -> dict[str, Any]:
+        """Compile-time constants that depend on the extents of a call, by parameter name."""
+        return {}
+
+    @property
+    def derives(self) -> bool:
+        """Whether extents follow from others."""
+        return type(self).derived is not RuntimeOp.derived
+
+    def derived(self, size: Size, there: There) -> Iterator[tuple[str, int]]:
+        """The extents that neither a tensor nor an attr gives, by those that are known and those before them."""
+        return iter(())
+
     def require(self) -> None:
         """Raises TypeError where an attr is of another kind, ValueError where it is not among its choices."""
         for name, kind in self.kinds.items():
@@ -107,7 +130,7 @@ class RuntimeOp:
             elif counted and value < 1:
                 raise ValueError(f"{self.name}: `{name}` is {value}; it is the extent of an axis")
 
-    def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
+    def require_given(self, size: Size, there: There) -> None:
         """Raises ValueError where tensors are not as the spec requires: `size` has the product of the extents of axes and packs,
         `there` whether a tensor is given."""
 
@@ -136,6 +159,51 @@ class RuntimeOp:
         extents = self.extents(self.bind(there, given), there)
         names = {t.name for t in there}
         self.require_given(lambda *axes: math.prod(n for a, n in extents.items() if a[0] in axes), names.__contains__)
+
+    def chosen(self, given: Mapping[str, Given]) -> dict[str, Any]:
+        """The choices of a call: those of the attrs, and those of its extents."""
+        if type(self).choices_by_size is RuntimeOp.choices_by_size:
+            return self.choices()
+        made = [t for o in self.outputs for t in (o, replace(o, name=f"d{o.name}"))]  # all that a backward may have
+        there = [t for t in (*self.tensors, *made) if isinstance(given.get(t.name), Meta)]
+        extents = self.extents(self.bind(there, given), there)
+        return {**self.choices(), **self.choices_by_size(self._size_of(extents, there))}
+
+    def _argument_extents(self, given: Mapping[str, Given]) -> dict[Axis, int]:
+        """The extents that the arguments of a call give, and what is derived from them."""
+        there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]
+        return self.extents(self.bind(there, given), there)
+
+    def _size_of(self, extents: Mapping[Axis, int], tensors: Sequence[Tensor]) -> Size:
+        """The extents as `size` of a formula. Raises UnknownExtent for an axis that none of the tensors has and nothing else tells."""
+        known = {n for t in tensors for n in layout.names(t.dims)}
+        sized = {axis: math.prod(_extents_of(self.attrs[attr])) for axis, attr in self.sized.items()}
+
+        def size(*axes: str) -> int:
+            for axis in axes:
+                if axis not in known and axis not in sized and (axis, 0) not in extents:
+                    raise UnknownExtent(f"{self.name}: the extent of `{axis}` does not follow from its arguments")
+            return math.prod(n for a, n in extents.items() if a[0] in axes) * math.prod(
+                sized[a] for a in axes if a in sized and a not in known
+            )
+
+        return size
+
+    def _derive(self, extents: dict[Axis, int], tensors: Sequence[Tensor]) -> None:
+        """Adds the extents that follow from others, unless what they follow from is unknown still. Raises ShapeError where a
+        tensor has another extent there."""
+        there = {t.name for t in tensors}
+        try:
+            for name, extent in self.derived(self._size_of(extents, tensors), there.__contains__):
+                if extent < 0:
+                    raise ShapeError(f"{self.name}: the extent of `{name}` would be {extent}")
+                stretching = any(t.broadcast and name in layout.names(t.dims) for t in tensors)
+                own = extents.get((name, 0), extent)
+                if own != extent and not (stretching and own == 1):
+                    raise ShapeError(f"{self.name}: the extent of `{name}` is {extent} here, and a tensor has {own}")
+                extents[(name, 0)] = extent
+        except UnknownExtent:
+            return
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         compute = self.compute_dtype(given)
@@ -180,7 +248,7 @@ class RuntimeOp:
 
     def updated(self, given: Mapping[str, Given]) -> list[str]:
         """The buffers that are given and written in place."""
-        choices = self.choices()
+        choices = self.chosen(given) if self.updates else {}
         return [
             name
             for name, when in self.updates.items()
@@ -190,7 +258,7 @@ class RuntimeOp:
     def _run(self, call: Call, stages: Sequence[Stage], wanted: Sequence[str]) -> None:
         scratch = [t.name for t in self.scratch if not isinstance(call.given.get(t.name), Meta)]  # unless it was kept
         given = {f"{n}_ptr": isinstance(call.given.get(n), Meta) for n in call.declared}
-        running = active(stages, wanted, scratch, {**self.choices(), **given})
+        running = active(stages, wanted, scratch, {**call.choices, **given})
         kept = {t.name for t in self.saved}
         for name in scratch:  # what one stage alone names is handed to no other
             if name not in kept and sum(name in s.names for s in running) < 2:
@@ -222,7 +290,24 @@ class RuntimeOp:
     def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
         metas = tuple((n, type(v) if isinstance(v, (int, float)) else v) for n, v in given.items())
         sized = tuple(self.attrs[n] for n in self.sized.values())
-        return (direction, metas, tuple(self.choices().items()), self.axis_position(), sized, *more)
+        return (
+            direction,
+            metas,
+            tuple(self.choices().items()),
+            self.axis_position(),
+            sized,
+            self._extents_key(given),
+            *more,
+        )
+
+    def _extents_key(self, given: Mapping[str, Given]) -> Any:
+        """What attrs make of the extents; where these do not fit one another planning says so."""
+        if type(self).choices_by_size is RuntimeOp.choices_by_size and not self.derives:
+            return None
+        try:
+            return tuple(self._argument_extents(given).items()), tuple(self.chosen(given).items())
+        except ShapeError:
+            return None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -526,6 +611,8 @@ class RuntimeOp:
         }
         packs = {d.axes[0] for t in (*self.tensors, *self.outputs) for d in layout.parse_dims(t.dims) if d.pack}
         known |= {axis: _extents_of(self.attrs[attr])[0] for axis, attr in self.sized.items() if axis not in packs}
+        if self.derives and not {t.name for t in tensors} <= {t.name for t in self.tensors}:
+            known |= {a: n for (a, _), n in self._argument_extents(given).items() if a not in packs}
         out = {}
         ranks = self._ranks(given)
         for tensor in tensors:
@@ -552,6 +639,13 @@ class RuntimeOp:
             missing = [] if operand is None else [a for a in out if a[0] in own and a not in operand.extents]
             if missing and not tensor.broadcast:
                 raise ShapeError(f"{self.name}: `{tensor.public}` lacks {len(missing)} dims that another tensor has")
+        for tensor in self.outputs:  # an axis of fixed extent may be in no operand
+            for dim in layout.parse_dims(tensor.dims):
+                for axis, extent in zip(dim.axes, dim.fixed):
+                    if extent and axis not in self.sliced:
+                        out.setdefault((axis, 0), extent)
+        if self.derives:
+            self._derive(out, tensors)
         return out
 
     def axes(self, extents: Mapping[Axis, int]) -> list[Axis]:
@@ -580,6 +674,8 @@ class RuntimeOp:
                 shape += [extents[a] for a in axes]
                 strides += [linear[a] for a in axes]
             else:
+                if any(a not in extents and not dim.fixed[k] for k, a in enumerate(axes)):
+                    raise ShapeError(f"{self.name}: the shape of `{tensor.name}` does not follow from its arguments")
                 shape.append(math.prod(extents.get(a, dim.fixed[k]) for k, a in enumerate(axes)))
                 own = [(linear[a], extents[a]) for a in axes if a in linear and extents[a] != 1]
                 strides.append(own[-1][0] if own else 1)

@@ -101,15 +101,16 @@ class GradientCase(Case):
         for k, seed in seeds.items():
             wide = (8 * (steps[5e-5][k] - steps[-5e-5][k]) - (steps[1e-4][k] - steps[-1e-4][k])) / 6e-4
             tight = (8 * (steps[2.5e-5][k] - steps[-2.5e-5][k]) - (steps[5e-5][k] - steps[-5e-5][k])) / 3e-4
-            total, size = total + seed * tight, size + (seed * tight).abs()
             lost = (wide - tight).abs() > 1e-3 * (1 + tight.abs())  # a kink or a pole within the step
             if not self.op.elementwise:  # at a tie each side has a derivative of its own, whatever the step
                 up, down = steps[2.5e-5][k] - here[k], here[k] - steps[-2.5e-5][k]
                 lost |= (up - down).abs() > 2.5e-5 * 0.05 * (1 + tight.abs())
-            error = error + torch.where(lost, math.inf, (seed * (wide - tight)).abs())
+            own = (seed * tight, (seed * tight).abs(), torch.where(lost, math.inf, (seed * (wide - tight)).abs()))
+            parts = [v.sum() if whole else v for v in own]  # outputs may differ in axes
+            total, size, error = (a + b for a, b in zip((total, size, error), parts))
         got = grad * direction
         if whole:
-            got, want, size, error = (v.sum() for v in (got, total, size, error))
+            got, want = got.sum(), total
         else:
             want, size, error = (_sum_to(v, x.shape) for v in (total, size, error))
         # At a kink the two steps differ: it is left out by its own uncertainty, which must be small somewhere.

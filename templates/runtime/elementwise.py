@@ -122,7 +122,7 @@ class Elementwise(Stage):
             "COMPUTE": triton_dtype(call.compute),
             "sizes": None,
             "patch_sizes": None,
-            **call.op.choices(),
+            **call.choices,
         }
         reach = space.count
         for param in self.kernel.abi.params:

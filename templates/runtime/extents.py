@@ -65,6 +65,8 @@ class Extent:
         return "/".join(["*".join(above) or "1", *below])
 
 
+NO_PRODUCT = "an extent of a result is no product of the sizes that are not known: give them as numbers"
+
 Size = int | Extent
 """An extent of a recorded tensor: a number, or one that is not known yet."""
 
@@ -143,9 +145,7 @@ class Trials:
     def _extent(self, pair: tuple[int, int]) -> Size:
         first, second = (self._made(extent, trial) for trial, extent in enumerate(pair))
         if first != second:
-            raise ShapeError(
-                "an extent of a result is no product of the sizes that are not known: give them as numbers"
-            )
+            raise ShapeError(NO_PRODUCT)
         return first
 
     def _made(self, extent: int, trial: int) -> Size:

@@ -111,7 +111,7 @@ def member(op: type[RuntimeOp], attrs: Mapping[str, Any]) -> Member | None:
     if (
         op.buffers
         or op.sliced
-        or any(t.chosen or not t.differentiable for t in op.outputs)
+        or any(t.chosen or t.when or not t.differentiable for t in op.outputs)
         or set(op.kinds) - set(attrs)
     ):
         return None

@@ -349,7 +349,22 @@ class Graph:
         """Dtype and shape of each result."""
         found = [op.output_metas(metas) for metas in self._metas(op, given)]
         trials = Trials.of(self.sizes)
-        return {n: (m.dtype, trials.recover([f[n].shape for f in found])) for n, m in found[0].items()}
+        shapes = {n: (m.dtype, trials.recover([f[n].shape for f in found])) for n, m in found[0].items()}
+        if self.sizes and op.derives:
+            self._check_derived(op, given, shapes, trials.primes[0])
+        return shapes
+
+    def _check_derived(self, op: RuntimeOp, given: Mapping[str, Any], shapes: Mapping[str, tuple[str, tuple[Size, ...]]],
+                       sizes: Mapping[str, int]) -> None:  # fmt: skip
+        """An extent that is rounded down is whole in every trial. Of sizes that nothing divides it is not what it was taken for."""
+        metas = {n: self.meta(v.name, sizes) if isinstance(v, SymTensor) else v for n, v in given.items()}
+        try:
+            made = op.output_metas(metas)
+            wanted = {n: extents.concrete(shape, sizes) for n, (_, shape) in shapes.items()}
+        except ValueError:
+            return  # such sizes are refused, here and when they are known
+        if any(made[n].shape != shape for n, shape in wanted.items()):
+            raise ShapeError(f"{op.name}: {extents.NO_PRODUCT}")
 
     # -------------------------------------------------------------------------------- lowering
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .abi import KernelAbi
@@ -59,7 +60,7 @@ class Tensor:
     init: float | str | None = None
     """What a param, a buffer or state is filled with at first, where the spec says it: a number, or of state the attr that has it."""
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    """Of state: the choices under which it is there."""
+    """Of state and outputs: the choices under which it is there."""
 
     def __post_init__(self) -> None:
         if self.broadcast is None:
@@ -166,6 +167,11 @@ class Call:
     zeros: list[str] = field(default_factory=list)
     of_gradients: ClassVar[bool] = False
     """Whether what is written are gradients: they have the axes of their tensors, and are summed over all others."""
+
+    @cached_property
+    def choices(self) -> dict[str, Any]:
+        """The compile-time constants of its kernels."""
+        return self.op.chosen(self.given)
 
     def add_up(self, name: str, parts_name: str, parts: int, n_kept: int, values: Mapping[str, Any]) -> Launch:
         """The launch that adds up what programs have of a sum over what was broadcast."""

@@ -249,7 +249,7 @@ class Rowwise(Stage):
         if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
             tile, columns = Tile.of_columns(split, call.multiprocessors), cdiv(split.n_reduced, COLUMNS)
         values: dict[str, Any] = {
-            **call.op.choices(), "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
+            **call.choices, "n_kept": split.n_kept, "n_reduced": split.n_reduced, "kept_sizes": None, "reduced_sizes": None,
             "span": tile.span if of_rows else cdiv(split.n_reduced, tile.block_r) * tile.block_r, "COMPUTE": triton_dtype(call.compute), "LOOP": tile.loop, "BLOCK_K": tile.block_k,
             "BLOCK_R": tile.block_r, "RAGGED": split.reduced[-1][0] % layout.VECTOR != 0 if split.reduced else True,
             "STAGES": tile.stages, "HALF": stored_in_half(call),

@@ -305,3 +305,31 @@ def test_a_recurrence_has_no_exclusive_form() -> None:
         "  backward: {a: auto, b: auto}\n  schedule: none\n"
     )
     assert [d.code for d in report.errors] == ["unknown-keyword"], report.render()
+
+
+SIZED = [
+    ("[..., N]", "  requires: size(N) <= 8\n", "2 * x"),
+    ("[N]", "  requires: size(N) <= 8\n", "2 * x"),
+    ("[M, N]", "  requires: size(M, N) <= 40\n", "2 * x"),
+    ("[..., N]", "  requires: size(N) >= 700\n", "2 * x"),
+    ("[..., N]", "", "2 * x if size(N) > 3 else x"),
+    ("[N]", "", "2 * x if size(N) > 3 else x"),
+    ("[M, N]", "", "2 * x if size(M) < size(N) else x"),
+    ("[..., N]", "", "2 * x if size(N) > 1000 else x"),
+    ("[..., N]", "", "2 * x if size(N) <= 1000 else x"),
+]
+
+
+@pytest.mark.parametrize(("axes", "requires", "forward"), SIZED)
+def test_points_are_found_at_every_extent_that_a_spec_allows(axes: str, requires: str, forward: str) -> None:
+    verdict, report = verified(
+        f"- op: f\n  inputs: {{x: {axes}}}\n{requires}  outputs: {{y: {axes}}}\n  forward: y = {forward}\n  backward: {{x: auto}}\n"
+    )
+    assert verdict.ok and len(verdict.checked) == len(verdict.graphs), report.render()
+
+
+def test_extents_that_no_call_can_have_are_no_sample() -> None:
+    _, report = verified(
+        "- op: f\n  inputs: {x: [N]}\n  requires: size(N) < 1\n  outputs: {y: [N]}\n  forward: y = 2 * x\n  backward: {x: auto}\n"
+    )
+    assert [d.code for d in report.errors] == ["no-sample"], report.render()

@@ -7,31 +7,22 @@ accepted; what is never right is a traceback, or another number than torch's.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from codegen import pipeline  # noqa: E402
-from codegen.config import Config  # noqa: E402
-from codegen.diagnostics import Report  # noqa: E402
-from codegen.loader import load_text  # noqa: E402
-from codegen.tree import GeneratedFile  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS  # noqa: E402
+from tests.kernels.project import Package, emitted  # noqa: E402
 
 COUNT = 60
-PACKAGE = "random_ops"
-CONFIG = Config(output=PACKAGE, package=PACKAGE, tests="")
 AXES = ("B", "C", "N")
 ROUNDINGS = 2**20
 """Of float64, in units of the largest element: formulas are of a few operations, an error of the generator is of the first digits."""
@@ -297,37 +288,21 @@ def drawn(seed: int) -> Drawn:
     return Drawn(seed)
 
 
-@cache
-def generated_files(seed: int) -> tuple[dict[str, GeneratedFile], str]:
-    """The files of a spec's package; none, and why, where it is refused."""
-    report = Report()
-    spec = drawn(seed)
-    ops = load_text(spec.text, report)
-    verdicts = [] if report.errors else list(pipeline.verify_ops(ops, report).values())
-    files = {} if report.errors else dict(pipeline.render(verdicts, [], CONFIG, report))
-    faults = [d for d in report.errors if d.code == "internal-fault"]
-    assert not faults, f"{report.render()}\n{spec.text}"
-    return ({}, report.render()) if report.errors else (files, "")
-
-
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("random")
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Package]:
+    made = Package(tmp_path_factory.mktemp("random"))
+    yield made
+    made.close()
 
 
-def function(seed: int, project: Path) -> Callable[..., Any] | None:
-    """The op, written into the project; None where it is refused."""
-    files, _ = generated_files(seed)
-    for path, file in files.items():
-        (project / path).parent.mkdir(parents=True, exist_ok=True)
-        if path.endswith(f"/ops/{drawn(seed).name}.py") or not (project / path).exists():
-            (project / path).write_bytes(file.content)
-    importlib.invalidate_caches()
-    name = drawn(seed).name
-    return getattr(importlib.import_module(f"{PACKAGE}.ops.{name}"), name) if files else None
+@cache
+def generated(seed: int, package: Package) -> tuple[Callable[..., Any] | None, str]:
+    """The op, written into the package; None, and why, where it is refused."""
+    spec = drawn(seed)
+    files, report = emitted(spec.text, package.config)
+    assert all(d.code != "internal-fault" for d in report.errors), f"{report.render()}\n{spec.text}"
+    package.write(files)
+    return (getattr(package.module(f"ops.{spec.name}"), spec.name) if files else None), report.render()
 
 
 def aligned(value: Any, axes: frozenset[str], extents: dict[str, int]) -> Any:
@@ -385,8 +360,8 @@ def differing(
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
-def test_a_random_op_is_what_its_formula_says(seed: int, project: Path) -> None:
-    spec, op = drawn(seed), function(seed, project)
+def test_a_random_op_is_what_its_formula_says(seed: int, package: Package) -> None:
+    spec, op = drawn(seed), generated(seed, package)[0]
     if op is None:
         return
     rng = random.Random(seed)
@@ -403,6 +378,7 @@ def test_a_random_op_is_what_its_formula_says(seed: int, project: Path) -> None:
     assert not bad, "\n".join([*bad, f"extents {extents}", spec.text])
 
 
-def test_most_are_accepted() -> None:
-    reasons = [reason for _, reason in map(generated_files, range(COUNT)) if reason]
+def test_most_are_accepted(package: Package) -> None:
+    made = [generated(seed, package) for seed in range(COUNT)]
+    reasons = [reason for op, reason in made if op is None]
     assert len(reasons) < COUNT / 2, "\n".join(reasons)
