@@ -28,6 +28,7 @@ from codegen.diagnostics import Report
 from codegen.explain import residual_names
 from codegen.fusion_steps import steps
 from codegen.ir import Node, Tensor
+from codegen.kinds import floats_of_ints
 from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
 from codegen.lower_step import StepText
@@ -254,7 +255,7 @@ def _context(plan: OpPlan, m: Module) -> dict[str, Any]:
         "attrs": [(a.name, _kind(a, _over_pack(op, a))) for a in op.attrs],
         "scalars": [(n, _absent_zero(t, op)) for n, t in m.scalars if t != f'self.attrs["{n}"]'],
         "choices": [(n, t) for n, t in m.choices if not any(a.type == "enum" and a.name == n for a in op.attrs)],
-        "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
+        "floats_of_ints": floats_of_ints(op, plan.graphs), "sliced": plan.sliced, "placed": (axis.axis[-1], axis.name, next((a.name for a in op.attrs if a.keeps), None)) if axis else None, "requires": [r for r in requires if not _of_call(r[0])],
         "sizes_required": [r for r in requires if _of_call(r[0])],
         "signature": _signature(op), "returns": "torch.Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(op.outputs))}]",
         "docstring": _docstring(plan, m), "attr_arguments": [f"{a.name}={a.public}" for a in op.attrs],

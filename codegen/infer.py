@@ -18,6 +18,7 @@ from functools import partial
 from codegen import rewrite
 from codegen.diagnostics import Report, Span, nearest
 from codegen.ir import Axis, Bound, Builder, Graph, Node, Target, Tensor, TypeFault, check
+from codegen.kinds import mixed
 from codegen.primitives import MONOIDS, RULES, SCANS, TABLE
 from codegen.spec import (
     PACK,
@@ -162,7 +163,16 @@ class _Inference:
         )  # fmt: skip
         graph = _folded(graph)
         check(graph)
+        self._one_compute_dtype(graph)
         return graph
+
+    def _one_compute_dtype(self, graph: Graph) -> None:
+        target = None if self.op.schedule == "none" else mixed(self.op, self.variant, graph)
+        if target is not None:
+            kind = str(self.variant[NUMBER_KIND])
+            text = f"`{target.name}` is {graph.tensors[target.name].kind} of {kind} tensors, which the formula also computes with as floats"
+            hint = "a kernel computes in one dtype: give both an op of their own, or the tensors the class `float` or `int`"
+            self.report.error(target.span, "mixed-kinds", text, hint)
 
     def _guarded(self, expr: Expr, reader: str) -> Node | None:
         self.reading = set()

@@ -23,6 +23,7 @@ import numpy as np
 
 from codegen.diagnostics import Report
 from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, spell, walk
+from codegen.kinds import floats_of_ints
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import Axes, Dim, TensorDecl
@@ -564,9 +565,10 @@ class Lowering:
         load = f"{self.names[name]} = {loaded(f'{name}_ptr + offset(i, at, {name}_strides)', kind, dtype)}"
         if not scalar:
             return (load,)
+        whole = kind == "int" and floats_of_ints(self.op, self.plan.graphs)
         return (
             f"if {name}_ptr is None:",
-            f"    {self.names[name]} = scalar({name}_number, COMPUTE)",
+            f"    {self.names[name]} = scalar({name}_number, {'tl.int64' if whole else 'COMPUTE'})",
             "else:",
             f"    {load}",
         )

@@ -721,6 +721,8 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
     """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
     truth = value if again else _atom(value)
+    if node.kind == "float" and node.args[0].kind == "int" and not again:
+        value = f"{_atom(value)}.to(COMPUTE)"  # beside a float number Triton would make it float32
     if again and node.args[0].kind == "bool":
         if word == "sum":
             return (

@@ -51,6 +51,8 @@ class RuntimeOp:
     """Why it has no backward, where it has none."""
     elementwise: ClassVar[bool] = True
     """Whether all stages are."""
+    floats_of_ints: ClassVar[bool] = False
+    """Whether ints and truth values are computed with as floats where there is nothing else."""
     sliced: ClassVar[tuple[str, ...]] = ()
     """Axes of fixed extent that a kernel reads and writes part by part."""
     needs_elements: ClassVar[tuple[str, ...]] = ()
@@ -399,9 +401,14 @@ class RuntimeOp:
             return "i64"
         return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
 
+    def _float_dtype(self, given: Mapping[str, Given]) -> str:
+        """That of a float result: the inputs' where they have floats, else that of all tensors, else torch's default."""
+        found = (self._result_dtype(given, tensors) for tensors in (self.inputs, self.tensors))
+        return next((dtype for dtype in found if dtype in FLOATS), "f32")
+
     def compute_dtype(self, given: Mapping[str, Given]) -> str:
         result = self._result_dtype(given, self.tensors)
-        if result in (*INTS, "bool"):
+        if result in (*INTS, "bool") and not self.floats_of_ints:
             return result
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
         return "f64" if wide else "f32"
@@ -423,7 +430,9 @@ class RuntimeOp:
                 )
 
     def output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
-        if tensor.dtype in ("float", "number", "integral", "any"):
+        if tensor.dtype == "float":
+            return self._float_dtype(given)
+        if tensor.dtype in ("number", "integral", "any"):
             return self._result_dtype(given, self.inputs)
         if tensor.dtype == "int" and any(t.dtype == "int" for t in self.inputs):
             return self._result_dtype(given, [t for t in self.inputs if t.dtype == "int"])

@@ -59,6 +59,13 @@ CASES = {
     "no backward": (swap("  backward:\n    x: dy * 2\n", ""), 1, 7, "missing-backward", ""),
     "wrong dtype": (swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: f23}}"), 2, 39, "unknown-dtype", ""),
     "float for a bool output": (swap("{y: [..., N]}", "{y: {axes: [..., N], dtype: bool}}").replace("  backward:\n    x: dy * 2\n", "  backward: not_differentiable\n"), 4, 16, "wrong-kind", ""),
+    "ints that stay ints and are floats too": (
+        swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: number}}").replace("{y: [..., N]}", "{y: {axes: [..., N], dtype: number}, z: [..., N]}")
+        .replace("forward: y = x * 2", "forward: |\n    y = x * 2\n    z = x / 2").replace("dy * 2", "dy * 2 + dz / 2").replace("  schedule: none\n", ""),
+        5, 9, "mixed-kinds", "`y` is int of int tensors, which the formula also computes with as floats"),
+    "truth values that are floats": (
+        swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: integral}}").replace("y = x * 2", "y = where(cast(x, bool), 1, 0) / 3").replace("  backward:\n    x: dy * 2\n  schedule: none\n", "  backward: not_differentiable\n"),
+        4, 16, "mixed-kinds", "a kernel computes in one dtype: give both an op of their own, or the tensors the class `float` or `int`"),
     "a default outside of its domain": (swap("  outputs", "  attrs: {a: {default: 0}}\n  domain: {a: [1, 4]}\n  outputs").replace("x * 2", "x * a").replace("dy * 2", "dy * a"), 4, 12, "default-domain", "widen"),
     "a power written with ^": (swap("x * 2", "x ^ 2"), 4, 16, "logic-on-numbers", "x ** 2"),
     "a shift of floats": (swap("x * 2", "x << 2"), 4, 16, "shift-of-numbers", "exp2"),
