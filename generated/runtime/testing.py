@@ -258,8 +258,11 @@ class Case:
 
     def _reference_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         assert self.reference is not None
-        known = inspect.signature(self.reference).parameters
-        return {k: v for k, v in attrs.items() if k in known}
+        known, values = inspect.signature(self.reference).parameters, self._instance(attrs).attrs
+        own = {
+            n: v for n, v in values.items() if n in known and n not in attrs and self._all_attrs({}).get(n, v) is None
+        }
+        return {**own, **{k: v for k, v in attrs.items() if k in known}}
 
     def dtype(self, dtype: str, attrs: Mapping[str, Any]) -> None:
         """What is computed in one dtype, in every layout, against float64 on the same numbers."""

@@ -73,6 +73,8 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
+        if all(isinstance(kind, tuple) or _is_kind(self.attrs[n], kind) for n, kind in self.kinds.items()):
+            self.complete()  # what is no number is for `require` to refuse
         if any(t.chosen for t in self.outputs):
             self.require()
             self.outputs = tuple(_of_choice(t, self.choices()) for t in self.outputs)
@@ -87,6 +89,9 @@ class RuntimeOp:
         return cls.forward
 
     # -------------------------------------------------------------------------------- what subclasses give
+
+    def complete(self) -> None:
+        """Gives attrs that are None the values that the spec computes of others."""
 
     def scalars(self) -> dict[str, float]:
         """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
