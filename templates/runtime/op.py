@@ -73,7 +73,7 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
-        if all(isinstance(kind, tuple) or _is_kind(self.attrs[n], kind) for n, kind in self.kinds.items()):
+        if all(isinstance(kind, tuple) or _is_kind(self.attrs.get(n), kind) for n, kind in self.kinds.items()):
             self.complete()  # what is no number is for `require` to refuse
         if any(t.chosen for t in self.outputs):
             self.require()
@@ -168,7 +168,8 @@ class RuntimeOp:
         Args:
             plan: makes it: `plan_forward`, or the like for the other direction.
             copied: called by name and shape for each operand of many dims; copies it to dense memory, stretched to that shape,
-                and returns what is known of the copy. What has no memory it returns as it is.
+                and returns what is known of the copy. Of what no kernel reads it returns that alone. A gradient of what was
+                stretched is then one of the copy: the caller sums it back.
         """
         try:
             return plan(given)
@@ -178,11 +179,10 @@ class RuntimeOp:
     def _many(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
         """The operands of so many dims that they may not merge, with their shapes: those that NumPy's rules stretch, stretched."""
         metas = {n: m for n, m in given.items() if isinstance(m, Meta)}
-        declared = {t.name: t.dims for t in (*self.tensors, *self.outputs)} | {
-            f"d{t.name}": t.dims for t in self.outputs
-        }
-        free = {n for n in metas if declared.get(n) == "..." and self.elementwise}  # rows are not broadcast
-        whole = _broadcast([metas[n].shape for n in free])
+        there = [t for t in self.tensors if t.name in metas]
+        extents = self.extents(self.bind(there, given), there)
+        whole = tuple(extents[a] for a in sorted(a for a in extents if a[0] == "..."))
+        free = {t.name for t in there if t.dims == "..."}
         return {n: whole if n in free else m.shape for n, m in metas.items() if len(m.shape) >= layout.RANK}
 
     def updated(self, given: Mapping[str, Given]) -> list[str]:
@@ -608,13 +608,6 @@ class RuntimeOp:
 def _plain(value: Any) -> Any:
     """A scalar of NumPy as Python's number."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that shapes which agree are stretched to by NumPy's rules."""
-    rank = max(map(len, shapes), default=0)
-    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes))
-    return tuple(next((n for n in column if n != 1), 1) for column in columns)
 
 
 def _of_choice(tensor: Tensor, choices: Mapping[str, Any]) -> Tensor:
