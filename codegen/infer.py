@@ -18,6 +18,7 @@ from functools import partial
 from codegen import rewrite
 from codegen.diagnostics import Report, Span, nearest
 from codegen.ir import Axis, Bound, Builder, Graph, Node, Target, Tensor, TypeFault, check
+from codegen.kinds import mixed
 from codegen.primitives import MONOIDS, RULES, SCANS, TABLE
 from codegen.spec import (
     PACK,
@@ -44,7 +45,7 @@ from codegen.spec import (
     Text,
     Unary,
 )  # fmt: skip
-from codegen.variants import KINDS, NUMBER_KIND, Variant, atoms, has, holds
+from codegen.variants import KINDS, NUMBER_KIND, Variant, atoms, has, holds, late
 
 F32_MAX = 3.4028234663852886e38
 
@@ -125,6 +126,20 @@ def infer(op: OpSpec, variant: Variant, report: Report, usage: Usage | None = No
     return None if graph is None or len(report.errors) > before else graph
 
 
+def constant_of(expr: Expr, span: Span) -> bool | int | float | None:
+    """The value of an expression of constants, in high precision and rounded once; None where it has none. Raises `Fault`."""
+    work = _Inference(OpSpec("", span, ""), Variant(()), Report(), Usage())
+    node = work.value(expr)
+    return rewrite.constant(rewrite.fold(work.builder, [node])[node.serial])
+
+
+def defaults_of(op: OpSpec, variant: Variant) -> dict[str, tuple[Node, ...]]:
+    """The attrs whose defaults the host computes of earlier attrs: each with its value, or those of its items."""
+    work = _Inference(op, variant, Report(), Usage())
+    own = [a for a in op.attrs if a.computed and a.name not in late(op)]
+    return {a.name: tuple(work.defaulted(a, k) for k in ([None] if a.arity is None else range(a.arity))) for a in own}
+
+
 def kind_of(dtype: str, variant: Variant) -> str:
     """float, int or bool: what a dtype class holds in a variant."""
     if dtype in KINDS:
@@ -140,6 +155,7 @@ class _Inference:
         self.reading: set[str] = set()
         self.builder = Builder({}, RULES)
         self.decls = {a.name: a for a in op.attrs}
+        self.late = late(op)
 
     # -------------------------------------------------------------------------------- the whole op
 
@@ -160,6 +176,7 @@ class _Inference:
                 )
         requires = [(r.text, n) for r in self.op.requires if (n := self._guarded(r.expr, "requires")) is not None]
         conditions = list(self._conditions())
+        self._defaults()
         if len(self.report.errors) > before:
             return None
         graph = Graph(
@@ -168,7 +185,16 @@ class _Inference:
         )  # fmt: skip
         graph = _folded(graph)
         check(graph)
+        self._one_compute_dtype(graph)
         return graph
+
+    def _one_compute_dtype(self, graph: Graph) -> None:
+        target = None if self.op.schedule == "none" else mixed(self.op, self.variant, graph)
+        if target is not None:
+            kind = str(self.variant[NUMBER_KIND])
+            text = f"`{target.name}` is {graph.tensors[target.name].kind} of {kind} tensors, which the formula also computes with as floats"
+            hint = "a kernel computes in one dtype: give both an op of their own, or the tensors the class `float` or `int`"
+            self.report.error(target.span, "mixed-kinds", text, hint)
 
     def _guarded(self, expr: Expr, reader: str) -> Node | None:
         self.reading = set()
@@ -185,6 +211,38 @@ class _Inference:
         finally:
             self.usage.reads.setdefault(reader, set()).update(self.reading)
             self.usage.roots.add(reader)
+
+    def _defaults(self) -> None:
+        """Types what attrs are where nobody gives them."""
+        for decl in self.op.attrs:
+            for item in ([None] if decl.arity is None else range(decl.arity)) if decl.computed else ():
+                try:
+                    self.reading = set()
+                    self.defaulted(decl, item)
+                except Fault as fault:
+                    self.report.error(fault.span, fault.code, fault.text, fault.hint)
+                    break
+
+    def defaulted(self, decl: AttrDecl, item: int | None = None) -> Node:
+        """The default of an attr, or of an item of it, as an expression over extents and the attrs before it."""
+        expr = decl.default
+        assert expr is not None
+        if item is not None and isinstance(expr, Name) and self.decls[expr.id].arity is not None:
+            expr = Item(expr, item, expr.span)
+        node = self.value(expr)
+        if not node.host:
+            text, hint = (
+                f"the default of `{decl.name}` is no number of the host",
+                "it may ask `size(A)` and the attrs before it",
+            )
+            raise Fault(expr.span, "not-on-the-host", text, hint)
+        whole = decl.type == "int" or self.variant.get(NUMBER_KIND, "float") == "int"
+        if node.kind == "bool" or node.kind == "float" and (decl.type == "int" or whole and decl.name in self.late):
+            text = f"`{decl.name}` is {'int' if whole else 'float'} here, its default is {node.kind}"
+            raise Fault(expr.span, "bad-default", text, "write `cast(..., int)`" if node.kind == "float" else "")
+        if whole or node.kind == "float":
+            return node
+        return self._typed(lambda: self.builder.node("cast", (node,), ("float",)), expr.span)
 
     def _conditions(self) -> Iterator[tuple[Node, bool]]:
         for atom in atoms(self.op, Report()):
@@ -552,6 +610,8 @@ class _Inference:
             raise Fault(
                 span, "flag-as-value", f"`{decl.name}` is a flag, not a number", f"ask: `... if {decl.name} else ...`"
             )
+        if decl.name in self.late and not self.variant.get(has(decl.name), True):
+            return self.defaulted(decl)
         if decl.optional and not self.variant.get(has(decl.name), True):
             text, hint = f"`{decl.name}` may be None here", f"ask first: `... if {decl.name} is None else ...`"
             raise Fault(span, "absent-attr", text, hint, absent=True)
@@ -572,6 +632,8 @@ class _Inference:
             )
         if not 0 <= index < decl.arity:
             raise Fault(span, "tuple-index", f"`{name.id}` has {decl.arity} items, counted from 0")
+        if name.id in self.late and not self.variant.get(has(name.id), True):
+            return self.defaulted(decl, index)
         return self.builder.attr(decl, index)
 
     # -------------------------------------------------------------------------------- calls

@@ -30,8 +30,10 @@ from codegen.spec import (
     AxesChoice,
     Backward,
     Call,
+    Compare,
     Dim,
     Domain,
+    Dots,
     Entry,
     Expr,
     Factor,
@@ -50,7 +52,7 @@ from codegen.spec import (
     Update,
     class_name,
 )  # fmt: skip
-from codegen.variants import conditions, formulas, subexpressions
+from codegen.variants import conditions, formulas, late, subexpressions
 from codegen.yamltree import Mapping, Scalar, Tree, compose
 from codegen.yamltree import Sequence as YamlSequence
 
@@ -743,6 +745,16 @@ class _OpReader:
             self.fault(spans["default"], "bad-default", "`all` is for an attr that gives the `axis` of a pack")
         if decl.default is not None and not decl.enum:
             self._default_type(decl, decl.default)
+        if decl.computed:
+            self._computed_default(decl, spans["default"])
+
+    def _computed_default(self, decl: AttrDecl, span: Span) -> None:
+        """Where the default is an expression, None stands for it, and the value is one of kernels alone."""
+        if decl.optional:
+            self.fault(span, "bad-default", f"`{decl.name}` may be None, which would also stand for its default",
+                       "leave out `optional`, or ask `is None` in the formula")  # fmt: skip
+        elif decl.type in ("bool", "enum") or decl.size or decl.axis or decl.keeps:
+            self.fault(span, "bad-default", f"`{decl.name}` decides on kernels and extents: its default is a constant")
 
     def _default_type(self, decl: AttrDecl, default: Expr) -> None:
         items: tuple[Expr, ...] = (default,)
@@ -791,14 +803,36 @@ class _OpReader:
         expr = self.expr(value, what)
         if expr is not None:
             self._default_names(expr)
+            expr = self._folded(expr, what)
         return expr, False
+
+    def _folded(self, expr: Expr, what: str) -> Expr | None:
+        """An expression of constants as the number that it is; what asks extents or attrs as it stands."""
+        parts = list(subexpressions(expr))
+        plain = isinstance(expr, Number) or isinstance(expr, Unary) and isinstance(expr.operand, Number)
+        if plain or any(isinstance(p, Name | Item | Text | Dots | IsNone) for p in parts):
+            return expr
+        from codegen.infer import Fault, constant_of  # types are no matter of the loader's but here
+
+        try:
+            value = constant_of(expr, expr.span)
+        except Fault as fault:
+            self.fault(fault.span, fault.code, fault.text, fault.hint)
+            return None
+        if value is None or isinstance(value, bool):
+            self.fault(expr.span, "bad-default", f"{what} is no number")
+            return None
+        size = Number(abs(value), repr(abs(value)), expr.span)
+        return Unary("-", size, expr.span) if math.copysign(1, value) < 0 else size
 
     def _default_names(self, expr: Expr) -> None:
         """A default may ask sizes and the attrs before it."""
         earlier = self.attrs[:-1]
-        for part in subexpressions(expr):
+        parts = list(subexpressions(expr))
+        compared = {id(t) for p in parts if isinstance(p, Compare) for t in (p.left, p.right)}
+        for part in parts:
             name = part.name if isinstance(part, Item | IsNone) else part
-            if isinstance(part, Text):
+            if isinstance(part, Text) and id(part) not in compared:
                 self.fault(part.span, "bad-default", "the default is a text, but the attr has no `enum`")
             elif isinstance(name, Name) and not name.id[0].isupper() and name.id not in earlier:
                 self.fault(name.span, "bad-default", f"`{name.id}` is not an attr above", nearest(name.id, earlier)
@@ -1073,6 +1107,7 @@ class _OpReader:
         self._public_names(op)
         self._used_attrs(op)
         self._default_domains(op)
+        self._late_defaults(op)
 
     def _public_names(self, op: OpSpec) -> None:
         taken = {
@@ -1111,6 +1146,24 @@ class _OpReader:
             if not domain.low <= sign * number.value <= domain.high:
                 self.fault(domain.span, "default-domain", f"the default of `{attr.name}` lies outside of its domain",
                            "nothing is verified there: widen the domain")  # fmt: skip
+
+    def _late_defaults(self, op: OpSpec) -> None:
+        """A default that asks extents is known to the kernel alone: no choice may hang on it, and no number of the host."""
+        if op.schedule == "none":
+            return
+        found = late(op)
+        places = [(e.id, e.span) for c in conditions(op) for e in subexpressions(c) if isinstance(e, Name)]
+        places += [(e.name.id, e.span) for c in conditions(op) for e in subexpressions(c) if isinstance(e, Item)]
+        places += [(str(t.or_else), t.span) for t in op.tensors if t.or_else is not None]
+        for name, span in places:
+            if name in found:
+                self.fault(span, "late-default", f"the default of `{name}` is known in a kernel alone, and this is decided before",
+                           "give it a constant default, or one of earlier attrs without a condition")  # fmt: skip
+        if op.state:
+            for attr in (a for a in op.attrs if a.computed):
+                self.fault(
+                    attr.span, "bad-default", f"`{attr.name}` is a hyper-parameter of a step: its default is a constant"
+                )
 
     def _used_attrs(self, op: OpSpec) -> None:
         """An attr that nothing reads is a formula that somebody meant to write."""

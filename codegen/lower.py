@@ -23,6 +23,7 @@ import numpy as np
 
 from codegen.diagnostics import Report
 from codegen.ir import ATOM, INFIX, SIGN, Bound, Graph, Node, Target, number, spell, walk
+from codegen.kinds import floats_of_ints
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import Axes, Dim, TensorDecl
@@ -613,16 +614,17 @@ class Lowering:
 
     def _load(self, name: str, kind: str, dtype: str, scalar: bool) -> tuple[str, ...]:
         load = loaded(f"{name}_ptr + offset(i, at, {name}_strides)", kind, dtype)
-        return self.loading(name, load, scalar)
+        return self.loading(name, load, kind, scalar)
 
-    def loading(self, name: str, load: str, scalar: bool) -> tuple[str, ...]:
+    def loading(self, name: str, load: str, kind: str, scalar: bool) -> tuple[str, ...]:
         """The statement of a load; instead of a `scalar` tensor there may be a number."""
         own = self.names.get(name) or safe(name)
         if not scalar:
             return (f"{own} = {load}",)
+        whole = kind == "int" and floats_of_ints(self.op, self.plan.graphs)
         return (
             f"if {name}_ptr is None:",
-            f"    {own} = scalar({name}_number, COMPUTE)",
+            f"    {own} = scalar({name}_number, {'tl.int64' if whole else 'COMPUTE'})",
             "else:",
             f"    {own} = {load}",
         )

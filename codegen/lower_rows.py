@@ -520,7 +520,7 @@ class _Rows:
                 out.add("once", 0, [Item(("load", name), (text,))])
             elif not axes & self.reduced:
                 load = loaded(self._address(name, axes), tensor.kind, tensor.dtype, self._mask(axes))
-                out.add("head", 0, [Item(("load", name), self.owner.loading(name, load, tensor.scalar))])
+                out.add("head", 0, [Item(("load", name), self.owner.loading(name, load, tensor.kind, tensor.scalar))])
 
     def _once(self, tensor: Tensor) -> bool:
         """Whether a tensor is read before the loop over the rows of a program."""
@@ -580,7 +580,7 @@ class _Rows:
             text = loaded(address, tensor.kind, tensor.dtype, self._mask(axes))
             if self._once(tensor):
                 text = f"(tl.load({address}, mask=within) if LOOP else {name}_once).to(COMPUTE)"
-            out.add("loop", number, [Item(("load", name), self.owner.loading(name, text, tensor.scalar))])
+            out.add("loop", number, [Item(("load", name), self.owner.loading(name, text, tensor.kind, tensor.scalar))])
         for bound in bindings:
             node = bound.node
             if (
@@ -748,6 +748,8 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
     """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
     truth = value if again else _atom(value)
+    if node.kind == "float" and node.args[0].kind == "int" and not again:
+        value = f"{_atom(value)}.to(COMPUTE)"  # beside a float number Triton would make it float32
     if again and node.args[0].kind == "bool":
         if word == "sum":
             return (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from codegen import steps
 from codegen.diagnostics import Report
 from codegen.ir import Graph, Node, Target, Tensor, spell, walk
+from codegen.kinds import emitted
 from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
@@ -92,7 +93,7 @@ def schedule(verdict: Verdict, report: Report) -> OpPlan | None:
     if op.schedule == "none":
         return None
     try:
-        allowed = tuple((v, g) for v, g in verdict.graphs if not _ruled_out(g))
+        allowed = emitted(op, [(v, g) for v, g in verdict.graphs if not _ruled_out(g)])
         _check_effects(op)
         _check_extents(op)
         _check_there(op, allowed)

@@ -260,6 +260,26 @@ class AttrDecl:
     def public(self) -> str:
         return self.arg or self.name
 
+    @property
+    def computed(self) -> bool:
+        """Whether its default is an expression over extents or other attrs: None stands for it."""
+        match self.default:
+            case (
+                None
+                | Number()
+                | Text()
+                | Unary("-", Number(), _)
+                | Name("true" | "false", _)
+                | Call("tuple", _, _, _, _)
+            ):
+                return False
+        return True
+
+    @property
+    def nullable(self) -> bool:
+        """Whether None may be given."""
+        return self.optional or self.all_axes or self.computed
+
 
 @dataclass(frozen=True)
 class SizeDef:

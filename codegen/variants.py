@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from codegen.diagnostics import Report, nearest
 from codegen.spec import (
+    AttrDecl,
     Axes,
     AxesChoice,
     Call,
@@ -75,6 +76,17 @@ def has(name: str) -> str:
 NUMBER_KIND = "kind of number"
 KINDS: dict[str, tuple[Value, ...]] = {"number": ("float", "int"), "integral": ("int", "bool")}
 """What tensors of a class of several kinds hold, all of them the same."""
+
+
+def late(op: OpSpec) -> dict[str, AttrDecl]:
+    """The attrs that nobody but a kernel gives the default of, which asks extents or a condition: one given and one absent are two variants."""
+    out: dict[str, AttrDecl] = {}
+    for attr in op.attrs:
+        parts = () if attr.default is None else tuple(subexpressions(attr.default))
+        asked = {p.name.id if isinstance(p, Item) else p.id for p in parts if isinstance(p, (Name, Item))}
+        if asked & set(out) or any(isinstance(p, IfElse) or isinstance(p, Call) and p.func == "size" for p in parts):
+            out[attr.name] = attr
+    return out
 
 
 def conditions(op: OpSpec) -> Iterator[Expr]:
@@ -151,6 +163,8 @@ def atoms(op: OpSpec, report: Report) -> tuple[Atom, ...]:
     for dtype, kinds in KINDS.items():
         if any(t.dtype == dtype for t in op.tensors):
             found[NUMBER_KIND] = Atom(NUMBER_KIND, "number", "", kinds)
+    for name in late(op):
+        found[has(name)] = Atom(has(name), "attr", name, (False, True))
     for cond in conditions(op):
         for atom in _atoms_of(cond, op, report):
             found.setdefault(atom.key, atom)

@@ -10,6 +10,7 @@ that is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 from . import moves
 from .abi import ArgVisitor
 from .differentiable import DifferentiableOp
+from .elementwise import triton_dtype
 from .graph import Node
 from .paths import TrainingModel
-from .plan import Plan, TooManyDims
+from .plan import Meta, Plan
 from .program import Builder, Program, Task, Views, begin, grouped, named, place, seen
 from .shaping import Shaping
+from .sums import add_up
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Backprop:
         results = {t: node.outputs[t] for t in plan.outputs}
         cotangents = {f"d{t.name}": found.get(t.name) for t in op.outputs}
         known = {**names, **results, **self.builder.kept[node.name], **cotangents}
-        ways = op.ways(self.builder.given(known), needed)
+        ways = op.ways(self.builder.given({**known, **node.inputs}), needed)  # a copy may be stretched
         made = {n: str(known[cotangent]) for n, cotangent in ways.passed.items()}
         if ways.launched:
             made |= self._differentiate(node, op, known, ways.launched)
@@ -144,20 +147,44 @@ class Backprop:
         self.program.backward.append(
             Task(f"backward of {node.label}", plan.launches, plan.metas, pack, reads, writes, zeros)
         )
-        return grads
+        shapes = {n: self.builder.meta(str(node.inputs[n])) for n in needed}
+        alike = {n: self.builder.meta(grads[n]).shape == meta.shape for n, meta in shapes.items()}
+        return {
+            n: g if alike[n] else self._added_up(g, shapes[n], f"backward of {node.label}") for n, g in grads.items()
+        }
 
     def _planned(
         self, node: Node, op: DifferentiableOp, known: dict[str, Any], needed: Sequence[str]
     ) -> tuple[Plan, list[Task]]:
         """The backward's plan. Tensors of more dims than a kernel takes are copied: `known` has the copies, whose tasks are given."""
         tasks: list[Task] = []
-        try:
-            return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
-        except TooManyDims:
-            for tensor, name in known.items():
-                if isinstance(name, str) and self.builder.meta(name) != self.builder.row_major(name):
-                    known[tensor] = self.builder.dense(tasks, name, f"backward of {node.label}: dense memory")
-            return op.plan_backward(self.builder.given(known), needed, self.builder.multiprocessors), tasks
+        multiprocessors, label = self.builder.multiprocessors, f"backward of {node.label}"
+        plan = op.planned(
+            lambda given: op.plan_backward(given, needed, multiprocessors),
+            self.builder.given(known),
+            self.builder.copied(tasks, known, label),
+        )
+        return plan, tasks
+
+    def _added_up(self, name: str, meta: Meta, label: str) -> str:
+        """The gradient of an operand that was copied stretched: what the copy has is brought into an order in which the axes
+        that were stretched come first, and added up over them."""
+        whole = self.builder.meta(name)
+        lead = len(whole.shape) - len(meta.shape)
+        own = (*(1,) * lead, *meta.shape)
+        order = sorted(range(len(own)), key=lambda d: own[d] == whole.shape[d])
+        turned = Meta(whole.dtype, tuple(whole.shape[d] for d in order), tuple(whole.strides[d] for d in order))
+        view = self.builder.view(f"{name} turned", name, turned)
+        if turned != self.builder.row_major(view):
+            view = self.builder.dense(self.program.backward, view, f"{label}: dense memory")
+        total = self.builder.new(f"{name} total", Meta.dense(meta.dtype, meta.shape))
+        count = math.prod(meta.shape)
+        compute = {"f16": "f32", "bf16": "f32"}.get(meta.dtype, meta.dtype)
+        wide = math.prod(whole.shape) >= 2**31
+        values = {"COMPUTE": triton_dtype(compute), "WIDE": wide}
+        launch = add_up("out", "x", math.prod(whole.shape) // max(count, 1), count, values)
+        self.builder.move(self.program.backward, f"{label}: sums", launch, {"x": view, "out": total})
+        return total
 
     def _unshape(self, node: Node, shaping: Shaping, source: str, cotangent: str) -> None:
         meta = shaping.back(self.builder.meta(cotangent), self.builder.meta(source))

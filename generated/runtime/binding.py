@@ -286,7 +286,7 @@ def run_forward(op: RuntimeOp, given: dict[str, Any], lib: Torch, saving: bool =
 def copied(value: Any, name: str, shape: tuple[int, ...], dense: dict[str, torch.Tensor], lib: Torch) -> Given:
     """Copies a tensor to dense memory, stretched to a shape, for `RuntimeOp.planned`. The copy goes into `dense`."""
     if not isinstance(value, lib.torch.Tensor):
-        return value
+        return Meta.dense(value.dtype, shape) if isinstance(value, Meta) else value
     dense[name] = copy = value.expand(shape).contiguous()
     return Meta(lib.names[copy.dtype], shape, copy.stride())
 

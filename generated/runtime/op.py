@@ -59,6 +59,8 @@ class RuntimeOp:
     """Why it has no backward, where it has none."""
     elementwise: ClassVar[bool] = True
     """Whether all stages are."""
+    floats_of_ints: ClassVar[bool] = False
+    """Whether ints and truth values are computed with as floats where there is nothing else."""
     sliced: ClassVar[tuple[str, ...]] = ()
     """Axes of fixed extent that a kernel reads and writes part by part."""
     needs_elements: ClassVar[tuple[str, ...]] = ()
@@ -79,6 +81,8 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
+        if all(isinstance(kind, tuple) or _is_kind(self.attrs.get(n), kind) for n, kind in self.kinds.items()):
+            self.complete()  # what is no number is for `require` to refuse
         if any(t.chosen or t.when for t in self.outputs):
             self.require()
             choices = self.choices()
@@ -95,6 +99,9 @@ class RuntimeOp:
         return cls.forward
 
     # -------------------------------------------------------------------------------- what subclasses give
+
+    def complete(self) -> None:
+        """Gives attrs that are None the values that the spec computes of others."""
 
     def scalars(self) -> dict[str, float]:
         """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
@@ -229,7 +236,8 @@ class RuntimeOp:
         Args:
             plan: makes it: `plan_forward`, or the like for the other direction.
             copied: called by name and shape for each operand of many dims; copies it to dense memory, stretched to that shape,
-                and returns what is known of the copy. What has no memory it returns as it is.
+                and returns what is known of the copy. Of what no kernel reads it returns that alone. A gradient of what was
+                stretched is then one of the copy: the caller sums it back.
         """
         try:
             return plan(given)
@@ -239,11 +247,10 @@ class RuntimeOp:
     def _many(self, given: Mapping[str, Given]) -> dict[str, tuple[int, ...]]:
         """The operands of so many dims that they may not merge, with their shapes: those that NumPy's rules stretch, stretched."""
         metas = {n: m for n, m in given.items() if isinstance(m, Meta)}
-        declared = {t.name: t.dims for t in (*self.tensors, *self.outputs)} | {
-            f"d{t.name}": t.dims for t in self.outputs
-        }
-        free = {n for n in metas if declared.get(n) == "..." and self.elementwise}  # rows are not broadcast
-        whole = _broadcast([metas[n].shape for n in free])
+        there = [t for t in self.tensors if t.name in metas]
+        extents = self.extents(self.bind(there, given), there)
+        whole = tuple(extents[a] for a in sorted(a for a in extents if a[0] == "..."))
+        free = {t.name for t in there if t.dims == "..."}
         return {n: whole if n in free else m.shape for n, m in metas.items() if len(m.shape) >= layout.RANK}
 
     def updated(self, given: Mapping[str, Given]) -> list[str]:
@@ -485,9 +492,14 @@ class RuntimeOp:
             return "i64"
         return result or ("f32" if any(isinstance(v, float) for v in numbers) else "i64")
 
+    def _float_dtype(self, given: Mapping[str, Given]) -> str:
+        """That of a float result: the inputs' where they have floats, else that of all tensors, else torch's default."""
+        found = (self._result_dtype(given, tensors) for tensors in (self.inputs, self.tensors))
+        return next((dtype for dtype in found if dtype in FLOATS), "f32")
+
     def compute_dtype(self, given: Mapping[str, Given]) -> str:
         result = self._result_dtype(given, self.tensors)
-        if result in (*INTS, "bool"):
+        if result in (*INTS, "bool") and not self.floats_of_ints:
             return result
         wide = any(isinstance(m, Meta) and m.dtype == "f64" for m in given.values())
         return "f64" if wide else "f32"
@@ -509,7 +521,9 @@ class RuntimeOp:
                 )
 
     def output_dtype(self, tensor: Tensor, given: Mapping[str, Given], compute: str) -> str:
-        if tensor.dtype in ("float", "number", "integral", "any"):
+        if tensor.dtype == "float":
+            return self._float_dtype(given)
+        if tensor.dtype in ("number", "integral", "any"):
             return self._result_dtype(given, self.inputs)
         if tensor.dtype == "int" and any(t.dtype == "int" for t in self.inputs):
             return self._result_dtype(given, [t for t in self.inputs if t.dtype == "int"])
@@ -691,13 +705,6 @@ class RuntimeOp:
 def _plain(value: Any) -> Any:
     """A scalar of NumPy as Python's number."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that shapes which agree are stretched to by NumPy's rules."""
-    rank = max(map(len, shapes), default=0)
-    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes))
-    return tuple(next((n for n in column if n != 1), 1) for column in columns)
 
 
 def _of_choice(tensor: Tensor, choices: Mapping[str, Any]) -> Tensor:

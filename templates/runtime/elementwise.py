@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from . import layout
-from .layout import Axis, Operand, ShapeError, Space
+from .layout import Axis, Operand, Space
 from .plan import WARPS, Call, Kernel, Launch, Meta, Stage, TooManyDims, cdiv
 from .views import ITEM_SIZES
 
@@ -206,7 +206,7 @@ class Split:
         out: dict[str, Any] = {"n_kept": self.n_kept, "n_reduced": self.n_reduced}
         for name, dims in (("kept", self.kept), ("reduced", self.reduced)):
             if len(dims) > layout.RANK:
-                raise ShapeError(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
+                raise TooManyDims(f"broadcasting over {len(dims)} separate dims; a kernel takes {layout.RANK}")
             out[f"{name}_sizes"] = layout.divisors([n for n, _ in dims])
             out[f"{name}_strides"] = tuple((*(s for _, s in dims), 0, 0, 0, 0)[: layout.RANK])
         return out

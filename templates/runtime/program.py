@@ -21,7 +21,7 @@ from .extents import Extent
 from .graph import Node
 from .lowering import Model
 from .op import RuntimeOp
-from .plan import Given, Launch, Meta, Plan, TooManyDims
+from .plan import Given, Launch, Meta, Plan
 from .shaping import Reshape, Shaping
 from .views import ITEM_SIZES, TensorView
 
@@ -209,11 +209,26 @@ class Builder:
         reads = tuple(n for k, n in names.items() if k != "out")
         tasks.append(Task(label, (launch,) if launch.grid[0] else (), metas, pack, reads, (names["out"],)))
 
-    def dense(self, tasks: list[Task], name: str, label: str) -> str:
-        """A dense copy of a tensor."""
+    def dense(self, tasks: list[Task], name: str, label: str, shape: tuple[int, ...] | None = None) -> str:
+        """A dense copy of a tensor, stretched to a shape by NumPy's rules where one is given."""
         count = sum(n.startswith(f"{name} copy ") for n in self.program.values)
-        copy = self.new(f"{name} copy {count}", self.row_major(name))
-        self.move(tasks, label, moves.copy(self.meta(name), self.meta(copy)), {"x": name, "out": copy})
+        meta = self.meta(name) if shape is None else stretched(self.meta(name), shape)
+        source = name if meta == self.meta(name) else self.view(f"{name} stretched {count}", name, meta)
+        copy = self.new(f"{name} copy {count}", Meta.dense(meta.dtype, meta.shape))
+        self.move(tasks, label, moves.copy(meta, self.meta(copy)), {"x": source, "out": copy})
+        return copy
+
+    def copied(self, tasks: list[Task], names: dict[str, Any], label: str) -> Callable[[str, tuple[int, ...]], Given]:
+        """What `RuntimeOp.planned` copies operands with: `names` gets the copies, `tasks` what makes them."""
+
+        def copy(tensor: str, shape: tuple[int, ...]) -> Given:
+            name = names[tensor]
+            if not isinstance(name, str):
+                return name
+            if self.meta(name) != Meta.dense(self.meta(name).dtype, shape):
+                names[tensor] = self.dense(tasks, name, f"{label}: dense memory", shape)
+            return self.meta(names[tensor])
+
         return copy
 
     # -------------------------------------------------------------------------------- forward
@@ -246,15 +261,7 @@ class Builder:
 
     def _planned(self, op: RuntimeOp, names: dict[str, Any], label: str) -> Plan:
         """The forward's plan; operands of more dims than a kernel takes are copied, and `names` has the copies."""
-        try:
-            return op.plan_forward(self.given(names))
-        except TooManyDims:
-            for tensor, name in names.items():
-                if not isinstance(name, str) or tensor in op.updates:  # what is written in place is no copy
-                    continue
-                if self.meta(name) != self.row_major(name):
-                    names[tensor] = self.dense(self.program.forward, name, f"{label}: dense memory")
-            return op.plan_forward(self.given(names))
+        return op.planned(op.plan_forward, self.given(names), self.copied(self.program.forward, names, label))
 
     def _keep_from(self, buffer: str, label: str) -> None:
         """Before a buffer is updated: what it holds is copied for the backwards of the nodes that have read it."""
@@ -306,6 +313,13 @@ def seen(groups: Groups, views: Views) -> Iterator[list[Any]]:
 
 
 # ---------------------------------------------------------------------------------------------- memory
+
+
+def stretched(meta: Meta, shape: tuple[int, ...]) -> Meta:
+    """A tensor as one of this shape, by NumPy's rules: what is stretched has the stride 0."""
+    lead = len(shape) - len(meta.shape)
+    own = zip(meta.shape, meta.strides, shape[lead:])
+    return Meta(meta.dtype, shape, (*(0,) * lead, *(0 if n == 1 != whole else s for n, s, whole in own)))
 
 
 def _nbytes(meta: Meta) -> int:

@@ -59,6 +59,34 @@ CASES = {
     "no backward": (swap("  backward:\n    x: dy * 2\n", ""), 1, 7, "missing-backward", ""),
     "wrong dtype": (swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: f23}}"), 2, 39, "unknown-dtype", ""),
     "float for a bool output": (swap("{y: [..., N]}", "{y: {axes: [..., N], dtype: bool}}").replace("  backward:\n    x: dy * 2\n", "  backward: not_differentiable\n"), 4, 16, "wrong-kind", ""),
+    "ints that stay ints and are floats too": (
+        swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: number}}").replace("{y: [..., N]}", "{y: {axes: [..., N], dtype: number}, z: [..., N]}")
+        .replace("forward: y = x * 2", "forward: |\n    y = x * 2\n    z = x / 2").replace("dy * 2", "dy * 2 + dz / 2").replace("  schedule: none\n", ""),
+        5, 9, "mixed-kinds", "`y` is int of int tensors, which the formula also computes with as floats"),
+    "truth values that are floats": (
+        swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: integral}}").replace("y = x * 2", "y = where(cast(x, bool), 1, 0) / 3").replace("  backward:\n    x: dy * 2\n  schedule: none\n", "  backward: not_differentiable\n"),
+        4, 16, "mixed-kinds", "a kernel computes in one dtype: give both an op of their own, or the tensors the class `float` or `int`"),
+    "a default that may be None too": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {optional: true, default: b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 57, "bad-default", "`a` may be None, which would also stand for its default"),
+    "a flag with a computed default": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {type: bool, default: b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 53, "bad-default", "`a` decides on kernels and extents: its default is a constant"),
+    "a whole number with half a default": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {type: int, default: b / 2}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 52, "bad-default", "`a` is int here, its default is float"),
+    "a default that is a truth value": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: 1 < b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 41, "bad-default", "`a` is float here, its default is bool"),
+    "a default of a later attr": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: c}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 41, "bad-default", "`c` is not an attr above"),
+    "a default of elements": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: 'sum(size(N), N)'}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        3, 42, "absent-axis", ""),
+    "a condition over a default that a kernel has": (
+        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: size(N)}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b").replace("y = x * a * b", "y = x * a if a > b else x * b").replace("  schedule: none\n", ""),
+        5, 25, "late-default", "the default of `a` is known in a kernel alone, and this is decided before"),
     "a default outside of its domain": (swap("  outputs", "  attrs: {a: {default: 0}}\n  domain: {a: [1, 4]}\n  outputs").replace("x * 2", "x * a").replace("dy * 2", "dy * a"), 4, 12, "default-domain", "widen"),
     "a power written with ^": (swap("x * 2", "x ^ 2"), 4, 16, "logic-on-numbers", "x ** 2"),
     "a shift of floats": (swap("x * 2", "x << 2"), 4, 16, "shift-of-numbers", "exp2"),

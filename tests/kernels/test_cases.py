@@ -25,11 +25,12 @@ from codegen.diagnostics import Report  # noqa: E402
 from codegen.loader import load  # noqa: E402
 from codegen.spec import OpSpec  # noqa: E402
 from generated.runtime import autograd, binding  # noqa: E402
+from generated.runtime.graph import Graph  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Launch, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
-from generated.runtime.testing_gradients import GradientCase  # noqa: E402
+from generated.runtime.testing_gradients import GradientCase, seed_of  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -1176,3 +1177,58 @@ def test_a_zero_has_the_sign_that_it_has_in_torch(name: str, dtype: str) -> None
     (got,) = case(name).call({tensors(name)[0].name: x}, attrs_of(name))
     want = reference(name, {tensors(name)[0].name: x}, attrs_of(name))
     assert torch.equal(got, want) and torch.equal(torch.signbit(got), torch.signbit(want))
+
+
+# ---------------------------------------------------------------------------------------------- more dims than a kernel takes
+
+DEEP = {
+    "one way": ((2, 3, 2, 3, 2), (1, 3, 1, 3, 1)), "the other way": ((1, 3, 1, 3, 1), (2, 1, 2, 1, 2)),
+    "fewer dims": ((3, 1, 3, 1, 3), (2, 3, 1, 3, 1, 1)),
+    "sums over more": ((2, 1, 2, 1, 2, 1, 2, 1, 2, 1), (1, 3, 1, 2, 1, 3, 1, 2, 1, 3)),
+}  # fmt: skip
+
+
+def drawn(name: str, shapes: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    one = case(name)
+    return {
+        t.name: one._values(t, shapes[k % 2] if t.dims == "..." else (), one.usual, k)
+        for k, t in enumerate(tensors(name))
+    }
+
+
+@pytest.mark.parametrize("kind", DEEP)
+@pytest.mark.parametrize("name", [n for n in OPS if stretching(n)])
+def test_operands_of_many_dims_stretch(name: str, kind: str) -> None:
+    """As operands do that were stretched before: values, and gradients that are summed back."""
+    given = drawn(name, DEEP[kind])
+    whole = torch.broadcast_shapes(*(v.shape for v in given.values()))
+    dense = {n: v.expand(whole).contiguous() if v.ndim else v for n, v in given.items()}
+    for attrs in choices(name):
+        found, wanted = (case(name)._results(g, attrs) for g in (given, dense))
+        for key, want in wanted.items():
+            shape = found[key].shape
+            want = want.sum_to_size(shape) if key.startswith("gradient") and want.shape != shape else want
+            torch.testing.assert_close(found[key], want, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["one way", "the other way", "fewer dims"])
+@pytest.mark.parametrize("name", [n for n in OPS if stretching(n) and op_class(n).has_backward])
+def test_operands_of_many_dims_stretch_in_a_model(name: str, kind: str) -> None:
+    given, attrs = drawn(name, DEEP[kind]), choices(name)[-1]
+    if not case(name)._differentiable(given):
+        return
+    graph = Graph()
+    dtypes = {torch_dtype: dtype for dtype, torch_dtype in TORCH.items()}
+    leaves = {n: graph.input(dtypes[v.dtype], v.shape, n) for n, v in given.items()}
+    names = case(name)._differentiable(given)
+    out = case(name).call(leaves, attrs)
+    run = graph.lower(list(out), input_gradients=[leaves[n] for n in names], fuse=False).load(DEVICE)
+    wanted = case(name)._results(given, attrs)
+    found = run.forward_train(**given)
+    first = found if isinstance(found, torch.Tensor) else found[0]
+    torch.testing.assert_close(first, wanted["output 0"], rtol=0, atol=0, equal_nan=True)
+    run.backward(seed_of(wanted["output 0"], 0))
+    for n in names:
+        torch.testing.assert_close(
+            run.input_grads[n], wanted[f"gradient of {n}"], rtol=1e-12, atol=1e-12, equal_nan=True
+        )
