@@ -81,7 +81,8 @@ class RuntimeOp:
 
     def __init__(self, /, **attrs: Any) -> None:
         self.attrs = {n: _repeated(_plain(v), self.kinds.get(n, "")) for n, v in attrs.items()}
-        if all(isinstance(kind, tuple) or _is_kind(self.attrs.get(n), kind) for n, kind in self.kinds.items()):
+        computed = type(self).complete is not RuntimeOp.complete
+        if computed and all(isinstance(k, tuple) or _is_kind(self.attrs.get(n), k) for n, k in self.kinds.items()):
             self.complete()  # what is no number is for `require` to refuse
         if any(t.chosen or t.when for t in self.outputs):
             self.require()
