@@ -41,7 +41,7 @@ _STRAY = 0.005
 def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) -> frozenset[str]:
     """The spelling of each call below the roots that must keep full precision, however the results are stored."""
     roots = [r for r in roots if r.kind == "float"]
-    calls = [n for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and not n.host]
+    calls = [n for n in walk(roots) if n.op in TABLE and TABLE[n.op].coarse and n.kind == "float" and not n.host]
     if not calls:
         return frozenset()
     try:
