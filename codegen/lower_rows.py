@@ -686,10 +686,10 @@ class _Rows:
         if store.partial:
             line = f"{name}_acc = rows.add_columns({name}_acc, {text}, mask, {name}_part_ptr, r, within, start_k > first, n_reduced, LOOP)"
             return [*items, Item(("store", name), (line,))]
-        single = not store.axes and bool(self.kept)  # one value of all rows: the first row's
-        address, mask = (
-            (f"{name}_ptr + k", "k == 0") if single else (self._address(name, store.axes), self._mask(store.axes))
-        )
+        address, mask = self._address(name, store.axes), self._mask(store.axes)
+        if self.kept and not store.axes & self.kept:  # all rows have it: the first one stores it
+            address = address.replace(f"{name}_ptr", f"{name}_ptr + k", 1)
+            mask = "(k == 0) & within" if store.axes else "k == 0"
         line = f"tl.store({address}, {text}, mask={mask})"
         lines = (f"if {name}_ptr is not None:", f"    {line}") if self._optional(store) else (line,)
         return [*items, Item(("store", name), lines)]

@@ -251,7 +251,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     cotangents = {f"d{o.name}" for o in op.outputs}
     residual = tuple(n for n in (*names, *saved) if n in reads and n not in cotangents)
     return OpPlan(
-        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residual, tuple(saved.values()),
+        op, graphs, _reason(graphs[0][1], (*forward, *backward)), forward, backward, gradients, residual, tuple(t for t in saved.values() if t.name in residual),
         tuple(handed.values()), needs_elements=_needs_elements(original),
     )  # fmt: skip
 

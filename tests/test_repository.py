@@ -86,10 +86,10 @@ def test_nothing_branches_on_an_ops_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "env", [{"PYTHONHASHSEED": "0"}, {"PYTHONHASHSEED": "7", "LANG": "tr_TR.UTF-8", "LC_ALL": "C"}]
+    ("folder", "env"),
+    [(".", {"PYTHONHASHSEED": "0"}), ("tests", {"PYTHONHASHSEED": "7", "LANG": "tr_TR.UTF-8", "LC_ALL": "C"})],
 )
-@pytest.mark.parametrize("folder", [".", "tests"])
-def test_the_committed_tree_is_what_the_specs_give(env: dict[str, str], folder: str) -> None:
+def test_the_committed_tree_is_what_the_specs_give(folder: str, env: dict[str, str]) -> None:
     """C109: from other folders, hash seeds and languages: the same bytes."""
     done = run(sys.executable, "-m", "codegen", "check", "--full", cwd=ROOT / folder, PYTHONPATH=str(ROOT), **env)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -275,13 +275,17 @@ def test_the_wheel_generates_where_no_source_tree_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     project = tmp_path / "project"
-    shutil.copytree(ROOT / "specs", project / "specs")
+    (project / "specs").mkdir(parents=True)
+    for name in ("softmaxes.yaml", "reductions.yaml", "optimizers.yaml"):
+        shutil.copy(ROOT / "specs" / name, project / "specs")
     shutil.copy(ROOT / "pyproject.toml", project)
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import codegen.cli as cli; print(cli.__file__); cli.main()"
     done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "generate", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(str(tmp_path / "site"))
-    assert not (diff := changed(emitted(ROOT), emitted(project))), diff
+    whole, made = emitted(ROOT), emitted(project)
+    own = [n for n in made if re.search(r"(/ops/(?!__init__)|/runtime/|/test_)[^/]*$", n)]  # the others list every op
+    assert len(own) > 40 and not (diff := changed({n: whole[n] for n in own}, {n: made[n] for n in own})), diff
     (tmp_path / "other").mkdir()
     done = run(sys.executable, "-I", "-c", code, str(tmp_path / "site"), "add", "softmax", cwd=tmp_path / "other")
     assert done.returncode == 0 and "softmax: added to specs/softmaxes.yaml" in done.stdout, done.stderr

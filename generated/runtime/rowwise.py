@@ -213,8 +213,19 @@ class Rowwise(Stage):
             (w for group in (operands, others) if (w := [o for o in group if any(a in pattern for a in o.strides)])),
             list(operands),
         )
-        ordered = layout.iterate(axes, extents, whole, (pattern,))
-        return layout.iterate(ordered.order, extents, operands, (pattern,), reorder=False)
+        order = layout.iterate(axes, extents, whole, (pattern,)).order
+        made = [
+            self._dense(call.declared[n], order, extents)
+            for n in call.wanted
+            if n in self.names and n not in call.given
+        ]
+        return layout.iterate(order, extents, [*operands, *made], (pattern,), reorder=False)
+
+    def _dense(self, tensor: Tensor, order: Sequence[Axis], extents: Mapping[Axis, int]) -> Operand:
+        """What is to be allocated: an axis that it has does not merge with one that it lacks."""
+        own = layout.names(tensor.dims)
+        axes = tuple(a for a in order if a[0] in own)
+        return Operand(tensor.name, {a: extents[a] for a in axes}, Space(axes, dict(extents), (), ()).linear())
 
     def _within(self, space: Space, tensor: Tensor, extents: Mapping[Axis, int]) -> Space:
         """The part of the space that a tensor has, in the same order."""
@@ -350,6 +361,8 @@ class Tile:
             return Tile(least, block_r, True, 4, least, cdiv(split.n_kept, least), STAGES)
         if split.inner_kept and split.n_kept > 1:
             block_k = min(64, most)
+            while block_k * padded < 1024 and split.n_kept > 1024 * block_k:  # many short rows side by side
+                block_k *= 2
             block_r = min(padded, max(1, TILE // 4 // block_k))
         else:
             whole = WHOLE if single and not partial else TILE

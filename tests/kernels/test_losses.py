@@ -112,9 +112,9 @@ def test_nothing_to_reduce(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_many_programs_and_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C041: a few thousand rows and one long row: sums of several programs, the same bits over ten runs, in memory full of NaN
-    every second time."""
+    every second time; where programs run one after the other, over two."""
     attrs = {**attrs_of(name), "reduction": "mean"}
-    for shape, runs in (((3001, 2), 10), ((1, 100_003), 2)):
+    for shape, runs in (((3001, 2), 10 if torch.device(DEVICE).type == "cuda" else 2), ((1, 100_003), 2)):
         given = rows.filled(name, shape)
         agree(name, given, attrs)
         found = []
