@@ -346,10 +346,6 @@ def _check_rows(stage: Stage) -> None:
         for store in part.stores:
             if store.gradient and part.graph.tensors[store.gradient].broadcast and store.node.op != "const":
                 raise NoStage(f"`{store.gradient}` may be broadcast, and its gradient would be a sum")
-            zero = store.gradient and store.node.op == "const"
-            if not (store.partial or zero) and frozenset() < store.axes & stage.reduced < stage.reduced:
-                lacked = ", ".join(a for a in part.graph.axes if a in stage.reduced - store.axes)
-                raise NoStage(f"`{store.name}` lacks ({lacked}), which others that are computed beside it have")
             if store.partial and store.axes != stage.reduced:
                 raise NoStage(f"the gradient of `{store.gradient}` is summed over part of the rows")
             for node in walk([store.node]):

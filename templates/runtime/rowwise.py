@@ -13,7 +13,7 @@ from typing import Any
 
 from . import layout
 from .elementwise import Split, split_space, stored_in_half, triton_dtype
-from .layout import Axis, Operand, Space
+from .layout import Axis, Operand, ShapeError, Space
 from .plan import Call, Kernel, Launch, Meta, Stage, Tensor, TooManyDims, cdiv
 from .views import ITEM_SIZES
 
@@ -84,10 +84,23 @@ class Rowwise(Stage):
         if not call.of_gradients:
             self._refuse_empty(call, extents)
         written = self._written(call, handed)
+        self._refuse_unwritten(call, extents, written)
         if space.count == 0 and call.of_gradients:
             call.zeros += [n for n in names if n in call.outputs and math.prod(call.outputs[n].shape)]
         if any(math.prod(self._meta(call, n).shape) for n in written):
             self._launches(call, space, written)
+
+    def _refuse_unwritten(self, call: Call, extents: Mapping[Axis, int], written: Collection[str]) -> None:
+        """Raises ShapeError where a tensor has elements that no program writes, for an axis that it lacks has none."""
+        empty = {a[0] for a, n in extents.items() if n == 0}
+        for name in written if empty else ():
+            own = layout.names(call.declared[name].dims)
+            beside = {*self.reduced} if own & {*self.reduced} else set()
+            lacked = empty & (beside if call.of_gradients else beside | {*self.kept})
+            if lacked and math.prod(self._meta(call, name).shape):
+                raise ShapeError(
+                    f"{call.op.name}: `{name}` has elements, and ({', '.join(sorted(lacked))}), which it lacks, has none"
+                )
 
     @staticmethod
     def _meta(call: Call, name: str) -> Meta:

@@ -173,12 +173,23 @@ def test_an_extent_below_zero_or_another_than_that_of_a_tensor_is_an_error(packa
         beside.beside(x, x)
 
 
+def test_outputs_of_different_axes_are_written_whole_or_the_call_is_refused(package: Package) -> None:
+    op = package.op(
+        spec(
+            "two",
+            "  sizes: {M: size(N) // 2, L: size(N)}\n  outputs: {y: [..., M], z: [..., L]}\n"
+            "  forward: |\n    y = at(x, N=index(M))\n    z = at(x, N=index(L))\n",
+        )
+    ).two
+    for shape in [(3, 7), (2, 2), (0, 5), (3, 0)]:
+        x = torch.randn(shape, dtype=torch.float64, device=DEVICE)
+        y, z = op(x)
+        assert torch.equal(y, x[:, : shape[1] // 2]) and torch.equal(z, x)
+    with pytest.raises(ValueError, match=r"two: `z` has elements, and \(M\), which it lacks, has none"):
+        op(torch.zeros(3, 1, dtype=torch.float64, device=DEVICE))
+
+
 REFUSED = {
-    "two rows": (
-        spec("f", "  sizes: {M: size(N) // 2, L: size(N)}\n  outputs: {y: [..., M], z: [..., L]}\n"
-             "  forward: |\n    y = at(x, N=index(M))\n    z = at(x, N=index(L))\n"),
-        "`y` lacks (L), which others that are computed beside it have",
-    ),
     "a factor of an operand": (
         spec("f", "  sizes: {M: size(N) // 2}\n  outputs: {y: [N]}\n  forward: y = x + sum(w, M, K)\n", "{x: [N], w: [(M K)]}"),
         "`M`, which `sizes` gives, is a factor of a dim of `w`",
