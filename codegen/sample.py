@@ -45,6 +45,9 @@ class Sampler:
         written = {float(e.value) for f in asked for e in subexpressions(f) if isinstance(e, Number)}
         self.written = sorted(v for v in written if abs(v) < 1e6)
         """The numbers of the formulas: what attrs, extents and ints may be compared with."""
+        asked = (e.value for c in conditions(op) for e in subexpressions(c) if isinstance(e, Number))
+        self.infinite = sorted({float(v) for v in asked if math.isinf(v)})
+        """The infinities that a condition asks for."""
 
     def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:
         """One environment. `crowd` is the lattice over many elements, where the op has few axes: rare ties meet.
@@ -132,6 +135,9 @@ class Sampler:
             drawn = [v for v in drawn if low <= v <= high] or [int(np.clip(v, low, high)) for v in drawn]
             return int(self.rng.choice(drawn))
         low, high = self.domains.get(decl.name, (-math.inf, math.inf))
+        ends = [v for v in self.infinite if low <= v <= high]
+        if ends and self.rng.random() < 0.25:
+            return float(self.rng.choice(ends))
         near = [v + k for v in self.written for k in (-1.0, 0.0, 1.0) if low <= v + k <= high]
         if near and self.rng.random() < 0.25:
             return float(self.rng.choice(near))

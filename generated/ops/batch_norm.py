@@ -94,12 +94,12 @@ def batch_norm_forward(
     if training:
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-            c1 * running_mean + momentum * mu,
+            tl.where(scalar(n_reduced, COMPUTE) == 0, running_mean, c1 * running_mean + momentum * mu),
             mask=exists,
         )
         tl.store(
             running_var_ptr + offset(k, k_at, running_var_kept_strides),
-            c1 * running_var + momentum * unbiased,
+            tl.where(scalar(n_reduced, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased),
             mask=exists,
         )
         if mu_ptr is not None:
@@ -248,8 +248,8 @@ class BatchNorm(DifferentiableOp):
         return {**super().choices(), "training": self.attrs["training"]}
 
     def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
-        if self.attrs["training"] and not (size("...", "B") >= 2):
-            raise ValueError("batch_norm requires size(B, ...) >= (2 if training else 0)")
+        if self.attrs["training"] and not (size("...", "B") != 1):
+            raise ValueError("batch_norm requires (size(B, ...) if training else 0) != 1")
 
 
 def batch_norm(

@@ -131,12 +131,18 @@ def instance_norm_forward_running_mean(
         unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-            c1 * running_mean + momentum * running_mean_mean,
+            tl.where(
+                scalar(n_reduced * size_others, COMPUTE) == 0,
+                running_mean,
+                c1 * running_mean + momentum * running_mean_mean,
+            ),
             mask=exists,
         )
         tl.store(
             running_var_ptr + offset(k, k_at, running_var_kept_strides),
-            c1 * running_var + momentum * unbiased,
+            tl.where(
+                scalar(n_reduced * size_others, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased
+            ),
             mask=exists,
         )
 
@@ -166,11 +172,17 @@ def instance_norm_forward_running_mean_finish(
     unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
     tl.store(
         running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-        c1 * running_mean + momentum * running_mean_mean,
+        tl.where(
+            scalar(n_reduced * size_others, COMPUTE) == 0,
+            running_mean,
+            c1 * running_mean + momentum * running_mean_mean,
+        ),
         mask=exists,
     )
     tl.store(
-        running_var_ptr + offset(k, k_at, running_var_kept_strides), c1 * running_var + momentum * unbiased, mask=exists
+        running_var_ptr + offset(k, k_at, running_var_kept_strides),
+        tl.where(scalar(n_reduced * size_others, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased),
+        mask=exists,
     )
 
 
@@ -343,8 +355,8 @@ class InstanceNorm(DifferentiableOp):
         return {**super().choices(), "use_input_stats": self.attrs["use_input_stats"]}
 
     def require_given(self, size: Callable[..., int], there: Callable[[str], bool]) -> None:
-        if self.attrs["use_input_stats"] and not (size("...") >= 2):
-            raise ValueError("instance_norm requires size(...) >= (2 if use_input_stats else 0)")
+        if self.attrs["use_input_stats"] and not (size("...") != 1):
+            raise ValueError("instance_norm requires (size(...) if use_input_stats else 0) != 1")
         if there("running_mean") and not there("running_var"):
             raise ValueError(
                 "instance_norm requires (0 if running_mean is None else 1) == (0 if running_var is None else 1)"

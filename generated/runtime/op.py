@@ -558,6 +558,21 @@ class RuntimeOp:
         own = {t.name for t in self.outputs} | {f"d{t.name}" for t in self.outputs}
         return "kept" if placed[2] and tensor.name in own else ""
 
+    def lone(self, ranks: Mapping[str, int]) -> tuple[str, ...]:
+        """The tensors that `dim` places an axis in where none of them has dims: as in torch, such a one is an axis of one element.
+
+        Args:
+            ranks: of each tensor that is given, how many dims it has.
+        """
+        placed = self.axis_position()
+        if placed is None or placed[0] in self._packs():
+            return ()
+        moved = [t.name for t in self.tensors if t.name in ranks and self._moves(t) == "moved"]
+        return tuple(moved) if moved and not any(ranks[n] for n in moved) else ()
+
+    def _packs(self) -> set[str]:
+        return {d.axes[0] for t in (*self.tensors, *self.outputs) for d in layout.parse_dims(t.dims) if d.pack}
+
     def _declared(self, tensor: Tensor, meta: Meta) -> Meta:
         """The tensor with its placed axis moved to where the spec has it."""
         how, rank = self._moves(tensor), len(meta.shape)
@@ -624,7 +639,7 @@ class RuntimeOp:
             for axis, extent in zip(dim.axes, dim.fixed)
             if extent
         }
-        packs = {d.axes[0] for t in (*self.tensors, *self.outputs) for d in layout.parse_dims(t.dims) if d.pack}
+        packs = self._packs()
         known |= {axis: _extents_of(self.attrs[attr])[0] for axis, attr in self.sized.items() if axis not in packs}
         if self.derives and not {t.name for t in tensors} <= {t.name for t in self.tensors}:
             known |= {a: n for (a, _), n in self._argument_extents(given).items() if a not in packs}

@@ -111,6 +111,8 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch | None = None) -> Any
     if len(tensors) < len(given) and (graph := recording(given)) is not None:
         return graph.record(op, given)
     _check(op, given, tensors, lib)
+    if not all(t.ndim for t in tensors.values()) and (lone := op.lone({n: t.ndim for n, t in tensors.items()})):
+        return _lone(op, {n: v.reshape(1) if n in lone else v for n, v in given.items()}, lib)
     wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
     if not wants:
         outputs = run_forward(op, given, lib)
@@ -121,6 +123,12 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch | None = None) -> Any
     else:
         outputs = op.with_autograd(given)
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _lone(op: RuntimeOp, given: dict[str, Any], lib: Torch) -> Any:
+    """The call on tensors that have got an axis of one element, which results have no more."""
+    found = _call(op, given, lib)
+    return tuple(o.reshape(()) for o in found) if isinstance(found, tuple) else found.reshape(())
 
 
 def plain(value: Any, lib: Torch) -> Any:

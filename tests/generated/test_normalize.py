@@ -10,11 +10,13 @@ from generated.ops import normalize as module
 from generated.runtime.testing_gradients import GradientCase
 
 
-def reference(x, dim=1, eps=1e-12):
-    return torch.nn.functional.normalize(x, 2.0, dim, eps)
+def reference(x, p=2, dim=1, eps=1e-12):
+    return torch.nn.functional.normalize(x, p, dim, eps)
 
 
-CASE = GradientCase(module.normalize, module.Normalize, domains={"eps": (1e-12, 0.5)}, reference=reference)
+CASE = GradientCase(
+    module.normalize, module.Normalize, domains={"p": (1.0, float("inf")), "eps": (1e-12, 0.5)}, reference=reference
+)
 ATTRS = [dict(dim=-1), dict(dim=0)]
 
 
