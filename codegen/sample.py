@@ -45,8 +45,8 @@ class Sampler:
         written = {float(e.value) for f in asked for e in subexpressions(f) if isinstance(e, Number)}
         self.written = sorted(v for v in written if abs(v) < 1e6)
         """The numbers of the formulas: what attrs, extents and ints may be compared with."""
-        asked = (e.value for c in conditions(op) for e in subexpressions(c) if isinstance(e, Number))
-        self.infinite = sorted({float(v) for v in asked if math.isinf(v)})
+        of_conditions = (e.value for c in conditions(op) for e in subexpressions(c) if isinstance(e, Number))
+        self.infinite = sorted({float(v) for v in of_conditions if math.isinf(v)})
         """The infinities that a condition asks for."""
 
     def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:

@@ -94,12 +94,12 @@ def batch_norm_forward(
     if training:
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-            tl.where(scalar(n_reduced, COMPUTE) == 0, running_mean, c1 * running_mean + momentum * mu),
+            tl.where(n_reduced == 0, running_mean, c1 * running_mean + momentum * mu),
             mask=exists,
         )
         tl.store(
             running_var_ptr + offset(k, k_at, running_var_kept_strides),
-            tl.where(scalar(n_reduced, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased),
+            tl.where(n_reduced == 0, running_var, c1 * running_var + momentum * unbiased),
             mask=exists,
         )
         if mu_ptr is not None:

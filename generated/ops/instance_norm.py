@@ -131,18 +131,12 @@ def instance_norm_forward_running_mean(
         unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
         tl.store(
             running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-            tl.where(
-                scalar(n_reduced * size_others, COMPUTE) == 0,
-                running_mean,
-                c1 * running_mean + momentum * running_mean_mean,
-            ),
+            tl.where(n_reduced * size_others == 0, running_mean, c1 * running_mean + momentum * running_mean_mean),
             mask=exists,
         )
         tl.store(
             running_var_ptr + offset(k, k_at, running_var_kept_strides),
-            tl.where(
-                scalar(n_reduced * size_others, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased
-            ),
+            tl.where(n_reduced * size_others == 0, running_var, c1 * running_var + momentum * unbiased),
             mask=exists,
         )
 
@@ -172,16 +166,12 @@ def instance_norm_forward_running_mean_finish(
     unbiased = unbiased_mean * (scalar(size_others, COMPUTE) / scalar(size_others - 1, COMPUTE))
     tl.store(
         running_mean_ptr + offset(k, k_at, running_mean_kept_strides),
-        tl.where(
-            scalar(n_reduced * size_others, COMPUTE) == 0,
-            running_mean,
-            c1 * running_mean + momentum * running_mean_mean,
-        ),
+        tl.where(n_reduced * size_others == 0, running_mean, c1 * running_mean + momentum * running_mean_mean),
         mask=exists,
     )
     tl.store(
         running_var_ptr + offset(k, k_at, running_var_kept_strides),
-        tl.where(scalar(n_reduced * size_others, COMPUTE) == 0, running_var, c1 * running_var + momentum * unbiased),
+        tl.where(n_reduced * size_others == 0, running_var, c1 * running_var + momentum * unbiased),
         mask=exists,
     )
 
