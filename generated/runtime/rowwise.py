@@ -93,7 +93,12 @@ class Rowwise(Stage):
     def _refuse_unwritten(self, call: Call, extents: Mapping[Axis, int], written: Collection[str]) -> None:
         """Raises ShapeError where a tensor has elements that no program writes, for an axis that it lacks has none."""
         empty = {a[0] for a, n in extents.items() if n == 0}
+        own_stages = (
+            call.op.forward if not call.of_gradients else [s for s in call.op.stages() if s not in call.op.forward]
+        )
         for name in written if empty else ():
+            if sum(name in s.names for s in own_stages) > 1:
+                continue  # under these choices another stage may be the one that writes it
             own = layout.names(call.declared[name].dims)
             beside = {*self.reduced} if own & {*self.reduced} else set()
             lacked = empty & (beside if call.of_gradients else beside | {*self.kept})
