@@ -54,7 +54,8 @@ def explain(op: OpSpec, report: Report) -> str:
     if graph.updates:
         parts.append(_section("Update", pretty(graph.update_let, graph.updates, graph.bindings)))
     if graph.gradients:
-        parts.append(_section("Declared gradient", pretty(graph.let, graph.gradients, graph.bindings)))
+        if _declares(op):
+            parts.append(_section("Declared gradient", pretty(graph.let, graph.gradients, graph.bindings)))
         parts.append(_section("Derived gradient", _derived(graph)))
     parts += [_verdict(verdict), _safety(verdict), _residuals(verdict), _plan(verdict, report)]
     return "\n\n".join(p for p in parts if p)
@@ -105,7 +106,14 @@ def _verdict(verdict: Verdict) -> str:
             label = f"{one.variant}: " if one.variant.values else ""
             lines.append(f"{label}{one.points} elements against the derived form, largest relative difference {one.worst:.1e}; "
                          f"{one.numeric} against {one.method}")  # fmt: skip
-    return _section("Verdict: declared and derived gradient agree", "\n".join([*lines, *verdict.notes]))
+    title = (
+        "declared and derived gradient agree" if _declares(verdict.op) else "the derived gradient agrees with numbers"
+    )
+    return _section(f"Verdict: {title}", "\n".join([*lines, *verdict.notes]))
+
+
+def _declares(op: OpSpec) -> bool:
+    return op.backward is not None and any(e.kind != "auto" for e in op.backward.entries)
 
 
 def _safety(verdict: Verdict) -> str:

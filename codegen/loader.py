@@ -76,6 +76,11 @@ TENSOR_KEYS = (
 )
 ATTR_KEYS = ("type", "default", "enum", "optional", "tuple", "size", "axis", "keeps", "arg")
 _ROLES = {"inputs": "input", "params": "param", "buffers": "buffer", "state": "state", "outputs": "output"}
+_SPELLED = {
+    long: f"write `{short}`"
+    for long, short in (("float16", "f16"), ("bfloat16", "bf16"), ("float32", "f32"), ("float64", "f64"), ("int32", "i32"), ("int64", "i64"))
+}  # fmt: skip
+"""The short names of dtypes that are written out."""
 _MISPLACED = {
     "scalar": (("input", "param"), ""),
     "arg": (("input", "param", "buffer", "state"), ""),
@@ -559,7 +564,7 @@ class _OpReader:
                 spans["dtype"],
                 "unknown-dtype",
                 f"`{dtype}` is not a dtype",
-                nearest(str(dtype), DTYPES) or f"dtypes: {', '.join(DTYPES)}",
+                _SPELLED.get(str(dtype), "") or nearest(str(dtype), DTYPES) or f"dtypes: {', '.join(DTYPES)}",
             )
         if changes.get("scalar") and (
             not isinstance(decl.axes, Axes)

@@ -307,14 +307,19 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                     raise NoStage(f"the backward reads `{r.name}`, which the forward overwrites")
                 continue
             if r.name not in names:
-                raise NoStage(f"the backward reads `{r.name}`, which has no name in the forward to be kept by")
+                raise NoStage(
+                    f"the backward reads `{r.name}`, which has no name in the forward to be kept by: give it a line of its own"
+                )
             if any(t.name == r.name for t in op.outputs):
                 raise NoStage(
                     f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
                 )
             node = names[r.name]
             if node.axes >= whole and whole:
-                raise NoStage(f"the backward keeps `{r.name}`, which is as large as the operands")
+                raise NoStage(
+                    f"the backward keeps `{r.name}`, which is as large as the operands: give what it has of whole rows, such as "
+                    "`rstd`, a line of its own"
+                )
             tensor = stored_tensor(r.name, "saved", node, graph)
             if out.setdefault(r.name, tensor).axes != tensor.axes:
                 raise NoStage(f"the backward keeps `{r.name}`, whose axes depend on a choice")

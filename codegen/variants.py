@@ -224,6 +224,15 @@ def _atoms_of(cond: Expr, op: OpSpec, report: Report) -> Iterator[Atom]:
                          "choose between tensor elements with `where(condition, a, b)`")  # fmt: skip
 
 
+def _hint(name: str, op: OpSpec) -> str:
+    axes = {f.name for t in op.tensors if isinstance(t.axes, Axes) for d in t.axes.dims for f in d.factors}
+    return (
+        f"the extent of an axis is `size({name})`"
+        if name in axes
+        else "choose between tensor elements with `where(condition, a, b)`"
+    )
+
+
 def _is_host(cond: Expr, op: OpSpec, report: Report) -> bool:
     """Whether a comparison reads attrs and sizes alone; reports the first name that is neither."""
     attrs = {a.name for a in op.attrs}
@@ -236,7 +245,7 @@ def _is_host(cond: Expr, op: OpSpec, report: Report) -> bool:
             name = expr.id if isinstance(expr, Name) else expr.name.id
             if name not in attrs:
                 report.error(expr.span, "tensor-condition", f"`{name}` is not an attr: a condition is decided before the kernel runs",
-                             "choose between tensor elements with `where(condition, a, b)`")  # fmt: skip
+                             _hint(name, op))  # fmt: skip
                 return False
         for field in fields(expr):
             value = getattr(expr, field.name)

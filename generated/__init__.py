@@ -26,3 +26,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return _names()
+
+
+__all__ = _names()  # each is imported when it is asked for

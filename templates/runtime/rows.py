@@ -98,6 +98,7 @@ def own_columns(start, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP
 @triton.jit
 def take(row, index, stride, size, mask, COMPUTE: tl.constexpr):
     """The element of a row at an index; NaN where the index is out of range, so that no neighbour's row is read."""
+    index = index + tl.zeros([1], tl.int64)  # one that all rows share may be a constant
     there = mask & (index >= 0) & (index < size)
     return tl.load(row + index * stride, mask=there, other=float("nan")).to(COMPUTE)
 

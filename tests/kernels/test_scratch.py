@@ -63,3 +63,8 @@ assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], ot
 """
     done = run("-c", code, cwd=project)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_star_imports_every_op(project: Path) -> None:
+    done = run("-c", "from mine.kernels import *\nprint(less_last.__name__, scaled_less_mean.__name__)", cwd=project)
+    assert (done.returncode, done.stdout) == (0, "less_last scaled_less_mean\n"), done.stderr[-2000:]
