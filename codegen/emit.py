@@ -108,7 +108,7 @@ def _files_of(verdict: Verdict, config: Config, report: Report) -> list[Generate
     plan = schedule(verdict, report)
     if plan is None or not _has_place(plan, config, report):
         return []
-    facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict)))
+    facts = (("schedule", plan.schedule), ("residuals", residual_names(verdict, plan)))
     try:
         return [_op(config, plan, facts), *([_test(config, plan)] if config.tests else [])]
     except NoStage as fault:  # found while a kernel is written out

@@ -33,12 +33,13 @@ def facts(op: OpSpec, report: Report) -> dict[str, object]:
 
 def facts_of(verdict: Verdict, report: Report) -> dict[str, object]:
     plan = schedule(verdict, report) if verdict.ok else None
-    return {"schedule": plan.schedule if plan is not None else "none", "residuals": residual_names(verdict)}
+    return {"schedule": plan.schedule if plan is not None else "none", "residuals": residual_names(verdict, plan)}
 
 
-def residual_names(verdict: Verdict) -> list[str]:
-    """The residuals of all variants, each once."""
-    return list(dict.fromkeys(r.name for _, graph in verdict.graphs for r in residuals(verdict.op, graph)))
+def residual_names(verdict: Verdict, plan: OpPlan | None) -> list[str]:
+    """What is kept in any variant: by the plan; of an op without one, what its formulas would have kept."""
+    found = dict.fromkeys(r.name for _, graph in verdict.graphs for r in residuals(verdict.op, graph))
+    return [name for name in found if plan is None or name in plan.residuals]
 
 
 def explain(op: OpSpec, report: Report) -> str:
@@ -57,7 +58,8 @@ def explain(op: OpSpec, report: Report) -> str:
         if _declares(op):
             parts.append(_section("Declared gradient", pretty(graph.let, graph.gradients, graph.bindings)))
         parts.append(_section("Derived gradient", _derived(graph)))
-    parts += [_verdict(verdict), _safety(verdict), _residuals(verdict), _plan(verdict, report)]
+    plan = schedule(verdict, report)
+    parts += [_verdict(verdict), _safety(verdict), _residuals(verdict, plan), _plan(verdict, plan)]
     return "\n\n".join(p for p in parts if p)
 
 
@@ -124,25 +126,25 @@ def _safety(verdict: Verdict) -> str:
     return _section("Float32", found.render()) if found.found else ""
 
 
-def _residuals(verdict: Verdict) -> str:
+def _residuals(verdict: Verdict, plan: OpPlan | None) -> str:
     rows: dict[str, str] = {}
+    names = residual_names(verdict, plan)
     for _, graph in verdict.graphs:
         for r in residuals(verdict.op, graph):
             sizes = ", ".join(f"{r.bytes_per_element(item)} B in {dtype}" for dtype, item in _ITEMS)
             rows.setdefault(r.name, f"{r.name}  [{', '.join(r.axes)}]  {r.why}; an element: {sizes}")
     if not any(g.gradients for _, g in verdict.graphs):
         return ""
-    return _section("Residuals", "\n".join(rows.values()) or "none")
+    return _section("Residuals", "\n".join(rows[n] for n in names) or "none")
 
 
 def _nodes(targets: tuple[Target, ...]) -> list[Node]:
     return [t.node for t in targets if t.node is not None]
 
 
-def _plan(verdict: Verdict, report: Report) -> str:
+def _plan(verdict: Verdict, plan: OpPlan | None) -> str:
     if verdict.op.schedule == "none":
         return _section("Plan", "none: verified only (`schedule: none`)")
-    plan = schedule(verdict, report)
     return "" if plan is None else _section(f"Plan: {plan.schedule}", plan_text(plan))
 
 
