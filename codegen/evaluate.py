@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def evaluate(
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
-        for node in walk(roots):
+        for node in _order(tuple(roots)):
             args = [values[a.serial] for a in node.args]
             if not node.host:
                 args = [_lowered(v, a, env) for v, a in zip(args, node.args)]
@@ -64,6 +65,12 @@ def evaluate(
             if node.serial in disturbed:
                 values[node.serial] = disturbed[node.serial](values[node.serial])
     return values
+
+
+@lru_cache(maxsize=256)
+def _order(roots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The same roots are evaluated at thousands of points."""
+    return tuple(walk(roots))
 
 
 def _lowered(value: Array, node: Node, env: Env) -> Array:

@@ -41,13 +41,16 @@ class Sampler:
         self.pairing = np.random.default_rng(seed + 1)
         self.order = tuple(graph.axes)
         self.domains = {d.name: (d.low, d.high) for d in op.domain}
-        asked = (*formulas(op), *conditions(op))
-        written = {float(e.value) for f in asked for e in subexpressions(f) if isinstance(e, Number)}
-        self.written = sorted(v for v in written if abs(v) < 1e6)
+        said, asked = (
+            [float(e.value) for f in exprs for e in subexpressions(f) if isinstance(e, Number)]
+            for exprs in (formulas(op), conditions(op))
+        )
+        self.written = sorted({v for v in (*said, *asked) if abs(v) < 1e6})
         """The numbers of the formulas: what attrs, extents and ints may be compared with."""
-        of_conditions = (e.value for c in conditions(op) for e in subexpressions(c) if isinstance(e, Number))
-        self.infinite = sorted({float(v) for v in of_conditions if math.isinf(v)})
+        self.infinite = sorted({v for v in asked if math.isinf(v)})
         """The infinities that a condition asks for."""
+        self.places = any("size(" in text or "index(" in text for text in map(spell, formulas(op)))
+        """Whether a formula asks extents or places."""
 
     def draw(self, mode: str, scale: float = 1.0, stretch: bool = False) -> Env:
         """One environment. `crowd` is the lattice over many elements, where the op has few axes: rare ties meet.
@@ -101,8 +104,9 @@ class Sampler:
             return {a: axis.fixed or int(self.rng.integers(low, low + 9)) for a, axis in self.graph.axes.items()}
         extents = {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
         near = [int(v) + k for v in self.written for k in (0, 1, 2) if high < v < most]
-        asked = any("size(" in text or "index(" in text for text in map(spell, formulas(self.op)))
-        if near and asked and self.rng.random() < 0.5:  # one axis as long as a number that it may be compared with
+        if (
+            near and self.places and self.rng.random() < 0.5
+        ):  # one axis as long as a number that it may be compared with
             free = [a for a, axis in self.graph.axes.items() if axis.fixed is None]
             extents[str(self.rng.choice(free))] = int(self.rng.choice(near))
         return extents

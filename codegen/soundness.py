@@ -71,7 +71,19 @@ def _parameters(args: ast.arguments) -> set[str]:
 
 def _set_in(body: Sequence[ast.stmt]) -> set[str]:
     """Every name that statements set, on whatever path; not those of functions and classes inside."""
-    return _Flow(set()).block(body, set()) if body else set()
+    out, pending = set[str](), list[ast.AST](body)
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                out.add(name)
+                continue
+            case ast.Import() | ast.ImportFrom():
+                out |= set(_imported(node))
+            case ast.Name(id=name, ctx=ast.Store()):
+                out.add(name)
+        pending += ast.iter_child_nodes(node)
+    return out
 
 
 def _unset(body: Sequence[ast.stmt], known: Collection[str]) -> set[str]:
@@ -127,9 +139,15 @@ class _Flow:
         return known | _stored(node)
 
     def read(self, node: ast.AST, known: set[str]) -> None:
-        bound = {n for c in ast.walk(node) if isinstance(c, ast.comprehension) for n in _stored(c.target)}
-        bound |= {n for c in ast.walk(node) if isinstance(c, ast.Lambda) for n in _parameters(c.args)}
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        names, bound = set[str](), set[str]()
+        for part in ast.walk(node):
+            match part:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    names.add(name)
+                case ast.comprehension(target=target):
+                    bound |= _stored(target)
+                case ast.Lambda(args=args):
+                    bound |= _parameters(args)
         self.unset |= names - known - bound
 
 
