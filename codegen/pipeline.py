@@ -240,7 +240,7 @@ def fuse(
         return Fused(file=file)
     found = Fused(fusing.find(recorded, specs, file, tick), file)
     if write and found.new:
-        spec_files.append(project, file, fusing.HEAD, {g.op: g.text for g in found.new}, report)
+        spec_files.append(project, fusing.HEAD, {file: {g.op: g.text for g in found.new}}, report)
     return found
 
 
@@ -275,24 +275,21 @@ def add(project: Project, names: Sequence[str], to: str | None, report: Report) 
             raise UnknownOp(
                 f"the catalogue has no `{name}`; {nearest(name, known) or '`pullback list --catalogue` prints it'}"
             )
-    _target(project, to, "")
+    chosen = {name: _target(project, to, known[name].file) for name in catalogue.with_steps(names, known)}
     there = {op.name for op in load_specs(project.config, project.root, report)} if _has_specs(project) else set()
     if report.errors:
         return {}
     files: dict[str, dict[str, str]] = {}
-    for name in catalogue.with_steps(names, known):
+    for name, file in chosen.items():
         if name not in there:
-            files.setdefault(_target(project, to, known[name].file), {})[name] = known[name].text
-    written: dict[str, str] = {}
-    for file, ops in files.items():
-        spec_files.append(project, file, catalogue.HEAD, ops, report)
-        written |= dict.fromkeys(ops, file)
-    return {} if report.errors else written
+            files.setdefault(file, {})[name] = known[name].text
+    spec_files.append(project, catalogue.HEAD, files, report)
+    return {} if report.errors else {name: file for name, file in chosen.items() if name not in there}
 
 
 def _has_specs(project: Project) -> bool:
     """Whether there is a spec file: a project may begin with what it takes of the catalogue."""
-    return any(True for _ in manifest.spec_texts(project.root, project.config))
+    return next(iter(manifest.spec_texts(project.root, project.config)), None) is not None
 
 
 def shipped() -> list[dict[str, object]]:

@@ -36,13 +36,24 @@ def target(project: Project, given: str | None, usual: str) -> str:
     raise ValueError(f"{given} is no .yaml file below {' or '.join(folders)}: nothing there would be read")
 
 
-def append(project: Project, file: str, head: str, ops: Mapping[str, str], report: Report) -> None:
-    """Adds ops, by name, at the end of a file; what is there stays as it is. One that cannot take them is reported.
+def append(project: Project, head: str, files: Mapping[str, Mapping[str, str]], report: Report) -> None:
+    """Adds ops at the end of files; what is there stays as it is. Where one cannot take them, it is reported and none is written.
 
     Args:
         head: what a new file begins with.
+        files: the texts of the ops of each file, by name.
     """
-    path = project.root / file
+    texts = {file: _appended(project.root / file, file, head, ops, report) for file, ops in files.items()}
+    for file, text in texts.items() if not report.errors else ():
+        path = project.root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f".{path.name}.new")
+        staged.write_bytes(text.encode())
+        os.replace(staged, path)
+
+
+def _appended(path: Path, file: str, head: str, ops: Mapping[str, str], report: Report) -> str:
+    """The file's text with the ops at its end."""
     before = path.read_bytes().decode("utf-8") if path.exists() else head
     ends = "\r\n" if "\r\n" in before else "\n"
     text = before if before.endswith("\n") else before + ends
@@ -52,8 +63,4 @@ def append(project: Project, file: str, head: str, ops: Mapping[str, str], repor
     if faults.errors or not set(ops) <= {op.name for op in found}:
         report.error(Span(file, before.count("\n") + 1, 1), "not-appendable", "ops added at the end of this file would not be read",
                      "name another file by `--to`")  # fmt: skip
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.new")
-    staged.write_bytes(text.encode())
-    os.replace(staged, path)
+    return text

@@ -75,6 +75,10 @@ def test_refusals_write_nothing(project: Path) -> None:
     result = pullback("add", "relu", "--to", "specs/broken.yaml")
     assert result.exit_code == 1 and "error[not-appendable]" in result.stderr
     assert (project / "specs/broken.yaml").read_text() == indented
+    (project / "specs/broken.yaml").rename(project / "specs/activations.yaml")
+    result = pullback("add", "softmax", "relu")  # one file could take its op
+    assert result.exit_code == 1 and "specs/activations.yaml:" in result.stderr
+    assert [p.name for p in (project / "specs").iterdir()] == ["activations.yaml"]
 
 
 def test_line_ends_are_those_of_the_file(project: Path) -> None:
