@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import cases, peers, report
 from benchmarks.measure import Choice, Run, Setting, settings
-from benchmarks.timing import DeviceClock, copy_bandwidth
+from benchmarks.timing import DeviceClock, copy_bandwidth, no_device
 from benchmarks.warm import Task, warm
 
 
@@ -150,8 +150,7 @@ def _measured(args: argparse.Namespace, cache: Path, began: float) -> dict[str, 
 def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     args = parser().parse_args(argv)
-    if not torch.cuda.is_available():
-        print("no GPU: nothing can be timed", file=sys.stderr)
+    if no_device():
         return 2
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache = args.cache or Path(folder)

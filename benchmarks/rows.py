@@ -33,7 +33,7 @@ from benchmarks import cases, peers
 from benchmarks.cases import Entry, Operands
 from benchmarks.pointwise import some
 from benchmarks.report import grid
-from benchmarks.timing import DeviceClock, copy_bandwidth
+from benchmarks.timing import DeviceClock, copy_bandwidth, no_device
 from benchmarks.warm import warm
 from generated.runtime.testing import Case
 from generated.runtime.views import ITEM_SIZES
@@ -381,8 +381,7 @@ def _save(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     args = parser().parse_args(argv)
-    if not torch.cuda.is_available():
-        print("no GPU: nothing can be timed", file=sys.stderr)
+    if no_device():
         return 2
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache = args.cache or Path(folder)

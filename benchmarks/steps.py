@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import DeviceClock, copy_bandwidth
+from benchmarks.timing import DeviceClock, copy_bandwidth, no_device
 from generated.runtime.stepwise import StepOp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,8 +183,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if not torch.cuda.is_available():
-        print("no GPU: nothing can be timed", file=sys.stderr)
+    if no_device():
         return 2
     clock = DeviceClock()
     bandwidth = copy_bandwidth(clock)

@@ -28,7 +28,7 @@ from benchmarks import cases, peers, rows
 from benchmarks.pointwise import some
 from benchmarks.report import grid
 from benchmarks.rows import Cell, Row
-from benchmarks.timing import DeviceClock, copy_bandwidth
+from benchmarks.timing import DeviceClock, copy_bandwidth, no_device
 from benchmarks.warm import warm
 from generated.runtime.plan import cdiv
 from generated.runtime.rowwise import Split, Tile
@@ -176,8 +176,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     args = parser().parse_args(argv)
-    if not torch.cuda.is_available():
-        print("no GPU: nothing can be timed", file=sys.stderr)
+    if no_device():
         return 2
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         peers.environment(Path(folder))

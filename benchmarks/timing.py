@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,14 @@ _LAUNCHES = 400
 """Calls that are queued at most: the queue of a stream is finite, and a full one blocks the host."""
 _QUEUE_SECONDS = 3e-3
 """Host time of a round at most: the device sleeps that long."""
+
+
+def no_device() -> bool:
+    """Whether there is nothing to time on; it says so."""
+    found = torch.cuda.is_available()
+    if not found:
+        print("no GPU: nothing can be timed", file=sys.stderr)
+    return not found
 
 
 class DeviceClock:

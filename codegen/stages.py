@@ -174,7 +174,8 @@ def telling(
     return tuple(out)
 
 
-def settled(stages: Sequence[Stage], every: Sequence[tuple[Variant, Graph]], asked: Sequence[Atom], targets: Mapping[Variant, Collection[str]]) -> tuple[Stage, ...]:  # fmt: skip
+def settled(stages: Sequence[Stage], every: Sequence[tuple[Variant, Graph]], asked: Sequence[Atom],
+            targets: Mapping[Variant, Collection[str]]) -> tuple[Stage, ...]:  # fmt: skip
     """The stages, each with what must be given for it to run.
 
     What a stage has no part in is kept from it by choices, else by what is given. Where neither tells, the stage runs, and has
@@ -184,6 +185,7 @@ def settled(stages: Sequence[Stage], every: Sequence[tuple[Variant, Graph]], ask
         every: the variants of a direction.
         targets: by variant what the direction is to store in the end.
     """
+    choices_first = sorted(asked, key=lambda a: a.kind in ("tensor", "cotangent"))
     out: list[Stage] = []
     runs: list[set[Variant]] = []
     for stage in reversed(stages):
@@ -191,9 +193,7 @@ def settled(stages: Sequence[Stage], every: Sequence[tuple[Variant, Graph]], ask
         read = {v: {n for later, vs in zip(out, runs) if v in vs for n in later.reads} for v, _ in every}
         others = [(v, g) for v, g in every if v not in own and {*stage.stored} & ({*targets[v]} | read[v])]
         given = []
-        for atom in sorted(
-            asked, key=lambda a: a.kind in ("tensor", "cotangent")
-        ):  # choices tell stages apart by themselves
+        for atom in choices_first:
             values = {v[atom.key] for v in own}
             left = [(v, g) for v, g in others if v[atom.key] in values]
             if atom.kind in ("tensor", "cotangent") and len(left) < len(others):

@@ -225,7 +225,7 @@ def _atoms_of(cond: Expr, op: OpSpec, report: Report) -> Iterator[Atom]:
 
 
 def _hint(name: str, op: OpSpec) -> str:
-    axes = {f.name for t in op.tensors if isinstance(t.axes, Axes) for d in t.axes.dims for f in d.factors}
+    axes = {f.name for t in op.tensors for own in every_axes(t) for d in own.dims for f in d.factors}
     return (
         f"the extent of an axis is `size({name})`"
         if name in axes

@@ -37,6 +37,15 @@ def swap(old: str, new: str) -> str:
     return OP.replace(old, new, 1)
 
 
+def defaulted(attr: str) -> str:
+    """The op times an attr, of this declaration, and one before it."""
+    return (
+        swap("  outputs", f"  attrs: {{b: {{default: 2}}, {attr}}}\n  outputs")
+        .replace("x * 2", "x * a * b")
+        .replace("dy * 2", "dy * a * b")
+    )
+
+
 CASES = {
     "unknown key": (swap("  inputs:", "  input:"), 2, 3, "unknown-key", "did you mean `inputs`?"),
     "unknown name": (swap("y = x * 2", "y = z * 2"), 4, 16, "unknown-name", ""),
@@ -67,25 +76,25 @@ CASES = {
         swap("{x: [..., N]}", "{x: {axes: [..., N], dtype: integral}}").replace("y = x * 2", "y = where(cast(x, bool), 1, 0) / 3").replace("  backward:\n    x: dy * 2\n  schedule: none\n", "  backward: not_differentiable\n"),
         4, 16, "mixed-kinds", "a kernel computes in one dtype: give both an op of their own, or the tensors the class `float` or `int`"),
     "a default that may be None too": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {optional: true, default: b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {optional: true, default: b}"),
         3, 57, "bad-default", "`a` may be None, which would also stand for its default"),
     "a flag with a computed default": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {type: bool, default: b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {type: bool, default: b}"),
         3, 53, "bad-default", "`a` decides on kernels and extents: its default is a constant"),
     "a whole number with half a default": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {type: int, default: b / 2}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {type: int, default: b / 2}"),
         3, 52, "bad-default", "`a` is int here, its default is float"),
     "a default that is a truth value": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: 1 < b}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {default: 1 < b}"),
         3, 41, "bad-default", "`a` is float here, its default is bool"),
     "a default of a later attr": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: c}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {default: c}"),
         3, 41, "bad-default", "`c` is not an attr above"),
     "a default of elements": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: 'sum(size(N), N)'}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b"),
+        defaulted("a: {default: 'sum(size(N), N)'}"),
         3, 42, "absent-axis", ""),
     "a condition over a default that a kernel has": (
-        swap("  outputs", "  attrs: {b: {default: 2}, a: {default: size(N)}}\n  outputs").replace("x * 2", "x * a * b").replace("dy * 2", "dy * a * b").replace("y = x * a * b", "y = x * a if a > b else x * b").replace("  schedule: none\n", ""),
+        defaulted("a: {default: size(N)}").replace("y = x * a * b", "y = x * a if a > b else x * b").replace("  schedule: none\n", ""),
         5, 25, "late-default", "the default of `a` is known in a kernel alone, and this is decided before"),
     "a default outside of its domain": (swap("  outputs", "  attrs: {a: {default: 0}}\n  domain: {a: [1, 4]}\n  outputs").replace("x * 2", "x * a").replace("dy * 2", "dy * a"), 4, 12, "default-domain", "widen"),
     "a power written with ^": (swap("x * 2", "x ^ 2"), 4, 16, "logic-on-numbers", "x ** 2"),
