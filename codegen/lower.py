@@ -205,7 +205,7 @@ class Printer:
     def _print(self, node: Node) -> tuple[str, int]:
         if node.serial in self.names:
             return self.names[node.serial], ATOM
-        if self.hosted(node):
+        if hosted(node):
             name = self.owner.scalar(node, self.used)
             return (f"({name} != 0)" if node.kind == "bool" else name), ATOM
         if node.op == "const":
@@ -242,10 +242,6 @@ class Printer:
         if sized(node):
             return f"scalar({text}, COMPUTE)"
         return f"{text if level >= ATOM else f'({text})'}.to(COMPUTE)"
-
-    def hosted(self, node: Node) -> bool:
-        """Whether the value is computed before the launch; numbers of elements are known where the kernel runs."""
-        return _of_attrs(node)
 
     def stored(self, node: Node, kind: str) -> str:
         """The text of a value that is stored to a tensor of this kind: an int goes to a float tensor by a cast."""
@@ -850,8 +846,8 @@ class Lowering:
         """The cotangent that a gradient is, or is times a host number: then only where that number is 1."""
         node = next((stripped(t, graph) for t in graph.gradients if t.name == name and t.node is not None), None)
         test = ""
-        if node is not None and node.op == "mul" and any(_of_attrs(a) for a in node.args):
-            factor, node = sorted(node.args, key=lambda a: not _of_attrs(a))
+        if node is not None and node.op == "mul" and any(hosted(a) for a in node.args):
+            factor, node = sorted(node.args, key=lambda a: not hosted(a))
             test = f"{python(factor)} == 1"
         if node is not None and node.op == "read" and graph.tensors[node.params[0]].role == "cotangent":
             return str(node.params[0]), test
@@ -940,8 +936,8 @@ def assigned(lines: Iterable[str]) -> Iterable[str]:
             yield from found.group(1).split(", ")
 
 
-def _of_attrs(node: Node) -> bool:
-    """Whether a number is known before any extent is."""
+def hosted(node: Node) -> bool:
+    """Whether a value is computed before the launch, of attrs alone; numbers of elements are known where the kernel runs."""
     return node.host and node.op != "const" and not any(n.op == "size" for n in walk([node]))
 
 

@@ -12,7 +12,7 @@ has the axes of a row again in each pass that needs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.diagnostics import Span
@@ -23,7 +23,10 @@ from codegen.rows import EXTREMES
 from codegen.schedule import OpPlan
 from codegen.spec import PACK
 from codegen.stages import Part, Stage, Store, depth, largest_of, last_pass, level, scans, shift, unlike
+from codegen.variants import Variant
 
+_LASTING = ("once", "head", "start", "after")
+"""Sections whose names hold in all that follows; those of a loop hold in it alone."""
 _SCANS = {"cumsum": "running_sum", "cumprod": "running_product", "linear": "recurrence"}
 _NEUTRAL = {"sum": "0.0", "mean": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "prod": "1.0"}
 
@@ -252,16 +255,12 @@ class _Rows:
         return self.owner.names.get(name) or safe(name)
 
     def _strided(self, name: str) -> list[str]:
-        axes = self.axes_of(name)
+        axes, scalar = self.axes_of(name), any(t.name == name and t.scalar for t in self.owner.op.arguments)
         return [
             f"{name}_ptr",
             *([f"{name}_kept_strides"] if axes & self.kept else []),
             *([f"{name}_reduced_strides"] if axes & self.reduced else []),
-            *(
-                [f"{name}_number: tl.float64"]
-                if any(t.name == name and t.scalar for t in self.owner.op.arguments)
-                else []
-            ),
+            *([f"{name}_number: tl.float64"] if scalar else []),
         ]
 
     def _address(self, name: str, axes: frozenset[str]) -> str:
@@ -275,6 +274,10 @@ class _Rows:
         kept, reduced = axes & self.kept, axes & self.reduced
         return "mask" if kept and reduced else "within" if reduced else "exists" if axes or not self.kept else ""
 
+    def _over(self, value: Node) -> str:
+        """The elements that a reduction is over. What all rows have in common is there where no row is."""
+        return "within" if self.kept and not value.axes & self.kept else "mask"
+
     # -------------------------------------------------------------------------------- kernels
 
     def _kernel(self, suffix: str, parts: Sequence[Part]) -> RowKernel:
@@ -286,38 +289,50 @@ class _Rows:
         sections = {p.variant: self._sections(p, _RowPrinter(self, p.graph, used), reads) for p in parts}
         stored = [n for n in dict.fromkeys(s.name for p in parts for s in p.stores)]
         partial = self.stage.partial
-        shareable = self._shareable()
-        free = [p for p in parts if p.stores and depth(p) == 0]
-        whole_rows = (
-            bool(partial or self.scans)
-            or self.finishing
-            or any(p.stores and p not in shareable and p not in free for p in parts)
-        )
-        split = dict(self.parts) if shareable and not whole_rows and self._alike(shareable) else {}
-        shared = bool(split or free) and not whole_rows
+        split, shared = self._sharing(parts)
+        once, body, passes, tail = self._merged(sections, used)
+        single = len(passes) == 1 and not partial and not self.finishing
+        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
+        if self.finishing:
+            reads = [n for n in reads if any(re.search(rf"\b{n}_ptr\b", line) for line in lines)]
+        parted = split or (self.parts if self.finishing else {})
+        every = self._parameters(used, reads, stored, parted, lines, bool(partial) or shared, bool(partial) or single)
+        return RowKernel(
+            f"{owner.op.name}_{suffix}", every, body, tuple(used.prelude),
+            passes=passes, tail=tail, once=once, partial=partial,
+            parts=tuple(parted.items()), shared=shared, finishing=self.finishing,
+            part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),
+            by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
+        )  # fmt: skip
 
-        every_row = (
-            "once",
-            "head",
-            "start",
-            "after",
-        )  # what they set holds in all that follows, what a loop sets in it alone
+    def _sharing(self, parts: Sequence[Part]) -> tuple[dict[str, str], bool]:
+        """The reductions that several programs may share, with what a program has of each, and whether they may share a row at all."""
+        shareable, storing = self._shareable(), [p for p in parts if p.stores]
+        free = [p for p in storing if depth(p) == 0]
+        if self.stage.partial or self.scans or self.finishing or any(p not in (*shareable, *free) for p in storing):
+            return {}, False
+        split = dict(self.parts) if shareable and self._alike(shareable) else {}
+        return split, bool(split or free)
+
+    def _merged(
+        self, sections: Mapping[Variant, _Sections], used: Used
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Pass, ...], tuple[str, ...]]:
+        """What stands once, before the first pass, in each pass and after the last, of all variants."""
         names = {
             (v, where): {n for item in items for n in assigned(item.lines)}
             for v, s in sections.items() for where, items in s.items.items()
         }  # fmt: skip
-        beside = {
-            v: {n for (w, (place, _)), own in names.items() if w == v and place in every_row for n in own}
-            for v in sections
-        }
-        anywhere = {n for own in names.values() for n in own}
+        beside: dict[Variant, set[str]] = {v: set() for v in sections}
+        for (variant, (place, _)), own in names.items():
+            beside[variant] |= own if place in _LASTING else set()
+        anywhere = set[str]().union(*names.values())
 
-        def merged(place: str, number: int) -> tuple[str, ...]:
+        def merged(place: str, number: int = 0) -> tuple[str, ...]:
             bodies = {v: s.items.get((place, number), []) for v, s in sections.items()}
-            return tuple(owner.merge(bodies, used, beside, anywhere))
+            return tuple(self.owner.merge(bodies, used, beside, anywhere))
 
         count = 1 + max(number for s in sections.values() for place, number in s.items if place != "tail")
-        once, body = merged("once", 0), merged("head", 0)
+        once, head = merged("once"), merged("head")
         passes = [
             Pass(
                 merged("start", p),
@@ -327,21 +342,7 @@ class _Rows:
             )
             for p in range(count)
         ]
-        tail = merged("tail", 0)
-        passes = [p for p in passes if p.body]
-        single = len(passes) == 1 and not partial and not self.finishing
-        lines = [*once, *body, *tail, *(line for p in passes for line in (*p.starts, *p.body, *p.after))]
-        if self.finishing:
-            reads = [n for n in reads if any(re.search(rf"\b{n}_ptr\b", line) for line in lines)]
-        parted = split or (self.parts if self.finishing else {})
-        every = self._parameters(used, reads, stored, parted, lines, bool(partial) or shared, bool(partial) or single)
-        return RowKernel(
-            f"{owner.op.name}_{suffix}", every, body, tuple(used.prelude),
-            passes=tuple(passes), tail=tail, once=once, partial=partial,
-            parts=tuple(parted.items()), shared=shared, finishing=self.finishing,
-            part_dtypes=tuple((n, _PART_DTYPES[k]) for n in split for k in _PART_DTYPES if self.kinds[n] == {k}),
-            by_columns=bool(partial) and all(level(s.node, {}) == 0 for p in parts for s in p.stores if s.partial), single=single,
-        )  # fmt: skip
+        return once, head, tuple(p for p in passes if p.body), merged("tail")
 
     def _parameters(self, used: Used, reads: Sequence[str], stored: Sequence[str], parted: Collection[str], lines: Sequence[str],
                     spanned: bool, staged: bool) -> tuple[str, ...]:  # fmt: skip
@@ -610,14 +611,18 @@ class _Rows:
             part = f"tl.load({name}_part_ptr + r * n_kept + k, mask=mask)"
             value = part if self.finishing else printer.text(values[node.serial])
             if node.serial in tops:
-                start, step, finish = _beside_largest(node, name, names[tops[node.serial].serial], value, printer)
+                largest = names[tops[node.serial].serial]
+                start, step, finish = _beside_largest(
+                    node, name, largest, value, self._over(values[node.serial]), printer
+                )
             elif node.serial in beside:
                 continue
             else:
-                start, step, finish = _reduction(node, name, acc, value, self.finishing)
+                mask = "mask" if self.finishing else self._over(values[node.serial])
+                start, step, finish = _reduction(node, name, acc, value, mask, self.finishing)
                 if (chosen := _chosen(node)) is not None and not self.finishing:
                     hit, value = (printer.text(n) for n in chosen)
-                    step = f"{acc} = {node.params[0]}imum({acc}, tl.where(mask & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
+                    step = f"{acc} = {node.params[0]}imum({acc}, tl.where({mask} & {_atom(hit)}, {_wide(value)}, {_WHOLE[node.params[0]]}))"
                 self.parts[name] = _part(node, acc, finish)
                 self.kinds.setdefault(name, set()).add(node.kind)
             if node.params[0] in ("max", "min") and node.serial not in tops:
@@ -726,25 +731,27 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
-def _beside_largest(node: Node, name: str, top: str, value: str, printer: Printer) -> tuple[str, str, str]:
+def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, printer: Printer) -> tuple[str, str, str]:
     """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
     end."""
     start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)'
     if node.params[0] == "logsumexp":
         return (
             start,
-            f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, mask)",
+            f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, {mask})",
             f"{name} = rows.logarithm_less_largest({top}, {name}_acc)",
         )
     half = "HALF" if printer.coarse(node.args[0]) else "False"
     return (
         start,
-        f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, mask, LOOP, {half})",
+        f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, {mask}, LOOP, {half})",
         f"{name} = rows.of_finite({top}, {name}_acc)",
     )
 
 
-def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False) -> tuple[str, str, str]:
+def _reduction(
+    node: Node, name: str, acc: str, value: str, mask: str = "mask", again: bool = False
+) -> tuple[str, str, str]:
     """How a reduction begins, takes in an element (`again`: what a program has), and ends."""
     word = node.params[0]
     truth = value if again else _atom(value)
@@ -754,38 +761,38 @@ def _reduction(node: Node, name: str, acc: str, value: str, again: bool = False)
         if word == "sum":
             return (
                 _reduction(node, name, acc, value)[0],
-                f"{acc} += tl.where(mask, {value}, 0)",
+                f"{acc} += tl.where({mask}, {value}, 0)",
                 f"{name} = rows.total({acc})",
             )
         end = f"{name} = {'~' if word == 'all' else ''}rows.holds({acc})"
-        return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)", f"{acc} = {acc} | (mask & {truth}.to(tl.int1))", end
+        return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)", f"{acc} = {acc} | ({mask} & {truth}.to(tl.int1))", end
     if node.args[0].kind == "bool" and word == "sum":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int64)",
-            f"{acc} += (mask & {truth}).to(tl.int64)",
+            f"{acc} += ({mask} & {truth}).to(tl.int64)",
             f"{name} = rows.total({acc})",
         )
     if word == "any":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)",
-            f"{acc} = {acc} | (mask & {truth})",
+            f"{acc} = {acc} | ({mask} & {truth})",
             f"{name} = rows.holds({acc})",
         )
     if word == "all":
         return (
             f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], tl.int1)",
-            f"{acc} = {acc} | (mask & ~{truth})",
+            f"{acc} = {acc} | ({mask} & ~{truth})",
             f"{name} = ~rows.holds({acc})",
         )
     if word == "logsumexp":
         return (
             f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = tl.zeros([BLOCK_K, 1], COMPUTE)',
-            f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, mask)",
+            f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask})",
             f"{name} = rows.logarithm({name}_top, {acc})",
         )
     whole = node.kind == "int"
     neutral, dtype = (_WHOLE if whole else _NEUTRAL)[word], "tl.int64" if whole else "COMPUTE"
-    taken = f"tl.where(mask, {_wide(value) if whole and word in EXTREMES else value}, {neutral})"
+    taken = f"tl.where({mask}, {_wide(value) if whole and word in EXTREMES else value}, {neutral})"
     if word in ("sum", "mean"):
         end = f"rows.mean({acc}, n_reduced)" if word == "mean" else f"rows.total({acc})"
         return f"{acc} = tl.zeros([BLOCK_K, BLOCK_R], {dtype})", f"{acc} += {taken}", f"{name} = {end}"

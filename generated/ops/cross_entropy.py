@@ -71,9 +71,9 @@ def cross_entropy_forward(
         else:
             top, rest_acc = rows.exponentials(top, rest_acc, x, mask)
         if weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
-            spread_total_acc += tl.where(mask, weight, 0.0)
+            spread_total_acc += tl.where(within, weight, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
-            spread_total_acc += tl.where(mask, 1.0, 0.0)
+            spread_total_acc += tl.where(within, 1.0, 0.0)
         if weight_ptr is not None and not HAS_SOFTCAP and not LABEL_SMOOTHING_IS_0:
             spread_total2_acc += tl.where(mask, weight * (near - x), 0.0)
         elif weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
@@ -192,13 +192,12 @@ def cross_entropy_backward(
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
-        mask = exists & within
         if weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
             weight = tl.load(weight_ptr + offset(r, r_at, weight_reduced_strides), mask=within).to(COMPUTE)
         if weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
-            spread_total_acc += tl.where(mask, weight, 0.0)
+            spread_total_acc += tl.where(within, weight, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
-            spread_total_acc += tl.where(mask, 1.0, 0.0)
+            spread_total_acc += tl.where(within, 1.0, 0.0)
     if not LABEL_SMOOTHING_IS_0:
         spread_total = rows.total(spread_total_acc)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):

@@ -100,8 +100,9 @@ class Rowwise(Stage):
             if sum(name in s.names for s in own_stages) > 1:
                 continue  # under these choices another stage may be the one that writes it
             own = layout.names(call.declared[name].dims)
-            beside = {*self.reduced} if own & {*self.reduced} else set()
-            lacked = empty & (beside if call.of_gradients else beside | {*self.kept})
+            # What has none of the kept axes is of all rows, and there without one.
+            sides = [self.reduced] if call.of_gradients else [self.reduced, self.kept]
+            lacked = empty & {a for side in sides if own & {*side} for a in side}
             if lacked and math.prod(self._meta(call, name).shape):
                 raise ShapeError(
                     f"{call.op.name}: `{name}` has elements, and ({', '.join(sorted(lacked))}), which it lacks, has none"
@@ -164,7 +165,7 @@ class Rowwise(Stage):
     def _shares(launch: Launch) -> int:
         """How many programs share a row: rows are few, and long."""
         values = launch.values
-        if not values["LOOP"]:
+        if not values["LOOP"] or not values["n_kept"]:
             return 1
         return max(
             1,

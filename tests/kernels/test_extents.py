@@ -189,6 +189,21 @@ def test_outputs_of_different_axes_are_written_whole_or_the_call_is_refused(pack
         op(torch.zeros(3, 1, dtype=torch.float64, device=DEVICE))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("width", [5, 40_000])
+def test_what_all_rows_have_in_common_is_there_without_a_row(package: Package, count: int, width: int) -> None:
+    """Results that lack the axis of the rows, with and without elements of their own, on one program and shared by several."""
+    text = (
+        "  outputs: {y: [B], total: [], squares: [N]}\n"
+        "  forward: |\n    y = sum(x * w, N)\n    total = sum(w * w, N)\n    squares = w * w\n"
+    )
+    op = package.op(spec("in_common", text, "{x: [B, N], w: [N]}")).in_common
+    x, w = (torch.randn(shape, dtype=torch.float64, device=DEVICE) for shape in ((count, width), (width,)))
+    y, total, squares = op(x, w)
+    assert y.shape == (count,) and torch.allclose(y, x @ w)
+    assert torch.allclose(total, (w * w).sum()) and torch.equal(squares, w * w)
+
+
 REFUSED = {
     "a factor of an operand": (
         spec("f", "  sizes: {M: size(N) // 2}\n  outputs: {y: [N]}\n  forward: y = x + sum(w, M, K)\n", "{x: [N], w: [(M K)]}"),
