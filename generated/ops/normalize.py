@@ -130,9 +130,9 @@ def normalize_backward(
         if not P_IS_2 and P_IS_INF:
             part_ = tl.where(
                 a == norm, divide(scalar(1, COMPUTE), part__total.to(COMPUTE)), 0
-            )  # ties of the largest share
+            )  # of the slope of the norm; ties of the largest share
         elif not P_IS_2:
-            part_ = pow(a / r_, c3)  # ties of the largest share
+            part_ = pow(a / r_, c3)  # of the slope of the norm; ties of the largest share
         if P_IS_2:
             dx = (dy - y * along) / r_
         else:
