@@ -109,7 +109,8 @@ def peers(
     for flag in ("fused", "foreach"):
         try:
             peer = theirs(name, sizes, TORCH[param], param, device, **{flag: True})
-        except (TypeError, RuntimeError):  # torch has no such form of it
+            peer.step()
+        except (TypeError, RuntimeError):  # torch has no such form of it; on a device it may find that out as it steps
             continue
         yield flag, peer, peer.step
 

@@ -72,9 +72,15 @@ class Change:
         )
 
 
-CHANGES = (Change(), *(
-    Change(*words) for words in itertools.product((-1, 0, 1), (-1, 0, 1), (None, *HANDS), (None, *PROGRAMS)) if any(w not in (0, None) for w in words)
-))  # fmt: skip
+def changes(
+    warps: Sequence[int] = (-1, 0, 1), row_counts: Sequence[int] = (-1, 0, 1), hands: Sequence[int] = HANDS, programs: Sequence[int] = PROGRAMS
+) -> tuple[Change, ...]:  # fmt: skip
+    """None, and every other combination of these."""
+    words = itertools.product(warps, row_counts, (None, *hands), (None, *programs))
+    return Change(), *(Change(*w) for w in words if any(v not in (0, None) for v in w))
+
+
+CHANGES = changes()
 
 
 @contextmanager
@@ -82,24 +88,32 @@ def changed(cell: Cell, change: Change, seen: set[Tile | None]) -> Iterator[None
     """Plans of the op within take other tiles; `seen` has what they took, None among it where there is no such tile."""
     chosen = Tile.of
 
-    def of(split: Split, partial: bool, multiprocessors: int, *more: Any) -> Tile:
+    def of(split: Split, partial: int, multiprocessors: int, *more: Any) -> Tile:
         tile = chosen(split, partial, multiprocessors, *more)
         other = change.of(tile, split, partial, multiprocessors)
         seen.add(other)
         return other or tile
 
     op = rows.entry(cell.op, cell.width).case.op
-    with mock.patch.object(Tile, "of", staticmethod(of)), mock.patch.object(op, "_plans", {}):
+    with (
+        mock.patch.object(Tile, "of", staticmethod(of)),
+        mock.patch.object(op, "_plans", {}),
+        mock.patch.object(op, "ready", {}),
+    ):
         yield
 
 
-def tiles(cell: Cell, directions: Sequence[str], device: str = "cuda") -> list[tuple[str, Change]]:
+def tiles(
+    cell: Cell, directions: Sequence[str], device: str = "cuda", among: Sequence[Change] = CHANGES
+) -> list[tuple[str, Change]]:
     """The directions and changes that come to tiles of their own."""
-    call = _calls(cell, rows.operands(cell, sets=1, device=device), directions)
+    operands = rows.operands(cell, sets=1, device=device)
     out, known = [], set()
-    for direction, change in itertools.product(directions, CHANGES):
+    for direction, change in itertools.product(directions, among):
         seen: set[Tile | None] = set()
-        with changed(cell, change, seen), mock.patch("generated.runtime.binding.run"):
+        with changed(cell, change, seen), mock.patch("generated.runtime.prepared.Start.__call__"):
+            call = _calls(cell, operands, (direction,))
+            seen.clear()  # a backward has its forward before it
             call[direction](0)
         if None not in seen and seen and (key := (direction, frozenset(seen))) not in known:
             known.add(key)
@@ -160,12 +174,22 @@ def table(found: Sequence[Row]) -> list[str]:
     return grid(["Op", "Width", "dtype", "Tile", "Tiles", "Share"], lines)
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser("python -m benchmarks.tiles", description="Times row kernels under other tiles.")
     out.add_argument("--ops", type=some(rows.OPS), default=("layer_norm",))
     out.add_argument("--widths", type=rows._widths, default=(8192,))
     out.add_argument("--dtypes", type=some(cases.DTYPES), default=("f32",))
     out.add_argument("--directions", type=some(rows.DIRECTIONS), default=rows.DIRECTIONS)
+    out.add_argument("--warps", type=_numbers, default=(-1, 0, 1), help="powers of two that the warps are taken times")
+    out.add_argument("--rows", type=_numbers, default=(-1, 0, 1), help="the same of the rows of a program")
+    out.add_argument(
+        "--hands", type=_numbers, default=HANDS, help="tiles in hand, where gradients are summed over rows"
+    )
+    out.add_argument("--programs", type=_numbers, default=PROGRAMS, help="programs a multiprocessor, likewise")
     out.add_argument("--mb", type=float, default=256.0, help="megabytes of an operand that has rows")
     out.add_argument("--warm", type=int, default=0, metavar="N", help="first compile in so many processes")
     out.add_argument("--seconds-limit", type=float, default=240.0, help="stop early")
@@ -181,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         peers.environment(Path(folder))
         cells = rows.cells(args.ops, args.widths, args.dtypes, ("pullback",), args.mb)
-        todo = [(cell, *one) for cell in cells for one in tiles(cell, args.directions)]
+        among = changes(args.warps, args.rows, args.hands, args.programs)
+        todo = [(cell, *one) for cell in cells for one in tiles(cell, args.directions, among=among)]
         if args.warm:
             for fault in warm(todo, args.warm, args.seconds_limit / 2, fill):
                 print(f"warm: {fault:.300}", flush=True)

@@ -16,7 +16,9 @@ kernels  `@triton.jit` helpers that the kernels call
 host     functions of attrs, with IEEE's infinities and NaN where Python raises
 math     functions that `triton.language` lacks, or computes too coarsely
 polynomials  what `math` evaluates, fitted by `tools/fit.py` of the generator
-binding  torch: allocation, launch
+device   torch, looked up once, and what devices allow
+prepared what calls of one kind come to: allocation and launches, to be run again
+binding  calls on torch's tensors: checked, and run
 autograd  for training: torch's autograd
 launcher launches from a packed buffer, as a host of another language has it
 custom   `CustomOp`, the base of ops with kernels that are written by hand

@@ -1,18 +1,18 @@
-"""torch: from tensors to plans, allocation and launches. Where a gradient is wanted the op goes on to `autograd`.
+"""torch: a call's tensors checked, and the call run. Where a gradient is wanted the op goes on to `autograd`.
 
-torch is imported when an op is first called, so that the package imports without it, and without a GPU.
+What a call of some kind came to is kept, and the next of its kind only runs it: see `prepared`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .device import Torch, debugging, interpreted, torch_if_found, torch_library
 from .graph import recording
 from .op import RuntimeOp
-from .plan import Given, Launch, Meta, Plan
+from .prepared import Prepared
+from .views import INTS
 
 if TYPE_CHECKING:
     import torch
@@ -22,59 +22,8 @@ NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent
 _NO_TRACE = "{}: kernels run between the graphs of torch.compile, not in them: leave out fullgraph=True"
 
 
-class Torch:
-    """What of torch is looked up once."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.torch = torch
-        self.names = {
-            torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
-            torch.int32: "i32", torch.int64: "i64", torch.bool: "bool",
-        }  # fmt: skip
-        self.dtypes = {v: k for k, v in self.names.items()}
-        self.processors: dict[Any, int] = {}
-        self.warps = 16 if torch.version.hip else 32
-        """Of a program at most: 1024 threads."""
-
-    def multiprocessors(self, device: torch.device) -> int:
-        if device.type != "cuda":
-            return 2
-        if device not in self.processors:
-            self.processors[device] = self.torch.cuda.get_device_properties(device).multi_processor_count
-        return self.processors[device]
-
-
-_found: Torch | None = None
-
-
-def torch_library() -> Torch:
-    """torch, imported when it is first needed."""
-    global _found
-    if _found is None:
-        _found = Torch()
-    return _found
-
-
-def most_warps() -> int:
-    """Of a program, on the devices that torch was built for."""
-    return torch_library().warps
-
-
-def torch_dtypes() -> Mapping[str, Any]:
-    """torch's dtypes by the names that they have here."""
-    return torch_library().dtypes
-
-
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, where CPU tensors are welcome."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-def debugging() -> bool:
-    """`PULLBACK_DEBUG=1`: what kernels write is filled with NaN before, and indices are checked."""
-    return os.environ.get("PULLBACK_DEBUG", "0") == "1"
+_KINDS = 4096
+"""Kinds of calls of an op that are kept."""
 
 
 def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
@@ -94,17 +43,67 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
         raise TypeError(
             f"{op.name}: `call` was given the class; it takes an instance, which holds the attrs: {op.__name__}(...)"
         )
-    if _found is None and (graph := recording(given)) is not None:
+    if torch_if_found() is None and (graph := recording(given)) is not None:
         return graph.record(op, given)
     lib = torch_library()
     if lib.torch.compiler.is_compiling():
         lib.torch._dynamo.graph_break(msg=_NO_TRACE.format(op.name))  # with fullgraph=True it is the error
-        return lib.torch.compiler.disable(_call)(op, given)
-    return _call(op, given, lib)
+        return lib.torch.compiler.disable(_call)(op, given, lib)
+    kind = None if debugging() else _kind(op, given, lib)
+    if kind is not None and (ready := op.ready.get(kind)) is not None:
+        return _result(ready.run(op, tuple(given.values())))
+    return _call(op, given, lib, kind)
 
 
-def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch | None = None) -> Any:
-    lib = lib or torch_library()
+def _result(outputs: Sequence[Any]) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _kind(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> Any:
+    """All that checks and plans of a call depend on; None where that is more than is looked at here."""
+    facts: list[Any] = [*given]
+    wants = False
+    for value in given.values():
+        if type(value) in lib.plain:
+            if value.is_neg() or value.layout is not lib.torch.strided:
+                return None
+            facts.append((value.dtype, value.shape, value.stride(), value.device))
+            wants = wants or value.requires_grad
+        elif value is None or type(value) in (float, int):
+            facts.append(type(value))
+        else:
+            return None
+    attrs = tuple(op.attrs.values())
+    if lib.transformed():
+        return None
+    facts += map(type, attrs)  # True, 1 and 1.0 are equal
+    kind = wants and lib.torch.is_grad_enabled(), tuple(facts), attrs
+    try:
+        hash(attrs)
+    except TypeError:  # of an attr that `require` refuses
+        return None
+    return kind
+
+
+def keep(op: RuntimeOp, kind: Any, prepared: Prepared, ready: Any) -> None:
+    """Keeps what calls of that kind come to.
+
+    Args:
+        kind: None where it is not known.
+        prepared: of its forward.
+        ready: has `run(op, values)`, which returns the outputs.
+    """
+    numbers = any(v in (float, int) for v in kind[1]) if kind is not None else False
+    if kind is None or (
+        numbers and prepared.plan.compute in INTS
+    ):  # among ints a number's value is looked at each time
+        return
+    if len(op.ready) >= _KINDS:
+        op.ready.clear()
+    op.ready[kind] = ready
+
+
+def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, kind: Any = None) -> Any:
     op.require()
     given = {n: plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
@@ -114,15 +113,25 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch | None = None) -> Any
     if not all(t.ndim for t in tensors.values()) and (lone := op.lone({n: t.ndim for n, t in tensors.items()})):
         return _lone(op, {n: v.reshape(1) if n in lone else v for n, v in given.items()}, lib)
     wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-    if not wants:
-        outputs = run_forward(op, given, lib)
-    elif not op.has_backward:
-        outputs = run_forward(op, given, lib)
-        if any(o.is_floating_point() for o in outputs):
-            raise RuntimeError(f"{op.name} has no backward ({op.without}), and an input requires a gradient: detach it")
+    if debugging():
+        check_indices(op, given)
+    if wants and op.has_backward:
+        outputs = op.with_autograd(given, kind)
     else:
-        outputs = op.with_autograd(given)
-    return outputs[0] if len(outputs) == 1 else outputs
+        prepared = forward(op, given, lib)
+        outputs = prepared.run(op, tuple(given.values()))
+        if wants and any(o.is_floating_point() for o in outputs):
+            raise RuntimeError(f"{op.name} has no backward ({op.without}), and an input requires a gradient: detach it")
+        keep(op, kind, prepared, prepared)
+    return _result(outputs)
+
+
+def forward(op: RuntimeOp, given: Mapping[str, Any], lib: Torch, saving: bool = False) -> Prepared:
+    """The forward of calls like this one; it makes the outputs, and with `saving` behind them what is kept for training."""
+    return Prepared.of(
+        op, op.plan_forward, given, tuple(given),
+        lambda plan: {**plan.outputs, **(plan.saved if saving else {})}, lambda plan: op.between(plan, saving), lib,
+    )  # fmt: skip
 
 
 def _lone(op: RuntimeOp, given: dict[str, Any], lib: Torch) -> Any:
@@ -188,7 +197,7 @@ def check_indices(op: RuntimeOp, given: Mapping[str, Any]) -> None:
     ]
     if not tensors:
         return
-    extents = {a[0]: n for o in op.bind(op.tensors, metas_of(given, lib)).values() for a, n in o.extents.items()}
+    extents = {a[0]: n for o in op.bind(op.tensors, lib.metas(given)).values() for a, n in o.extents.items()}
     for tensor in tensors:
         values, size = given[tensor.name], extents[tensor.indexes]
         wrong = (values < 0) | (values >= size)
@@ -204,100 +213,3 @@ def check_indices(op: RuntimeOp, given: Mapping[str, Any]) -> None:
             raise IndexError(
                 f"{op.name}: `{tensor.public}` is {values[place].item()} at {place}; it takes 0 to {size - 1}{other}"
             )
-
-
-def metas_of(given: Mapping[str, Any], lib: Torch) -> dict[str, Given]:
-    return {
-        n: Meta(lib.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, lib.torch.Tensor) else v
-        for n, v in given.items()
-    }
-
-
-def allocate(metas: Mapping[str, Meta], device: torch.device, lib: Torch) -> dict[str, torch.Tensor]:
-    new = {
-        n: lib.torch.empty_strided(m.shape, m.strides, dtype=lib.dtypes[m.dtype], device=device)
-        for n, m in metas.items()
-    }
-    if debugging():
-        for tensor in new.values():
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
-    return new
-
-
-def launch(
-    op: RuntimeOp, plan: Plan, tensors: Mapping[str, Any], given: Mapping[str, Any], device: torch.device, lib: Torch
-) -> None:
-    numbers = op.numbers(given)
-    if device.type == "cuda":
-        with lib.torch.cuda.device(device):
-            _run(plan, tensors, numbers)
-    else:
-        _interpret(plan, tensors, numbers)
-
-
-def _interpret(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    mixed = any(v.dtype == torch_dtypes()["f64"] for v in tensors.values())
-    with rounded_after({n: tensors[n] for n in (*plan.outputs, *plan.updated) if mixed}) as wide:
-        _run(plan, {**tensors, **wide}, numbers)
-
-
-@contextmanager
-def rounded_after(stored: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, torch.Tensor]]:
-    """Triton's interpreter cannot store a float64 as bf16: what launches store so is float32 first, and rounded after.
-
-    Args:
-        stored: CPU tensors of any dtype that launches with a float64 among their operands write.
-
-    Yields:
-        By the same keys, what is to be written in place of those that are bf16.
-    """
-    dtypes, empty = torch_dtypes(), torch_library().torch.empty_strided
-    halves = {n: v for n, v in stored.items() if v.dtype == dtypes["bf16"]}
-    wide = {n: empty(v.shape, v.stride(), dtype=dtypes["f32"]).copy_(v) for n, v in halves.items()}
-    yield wide
-    for name, tensor in halves.items():
-        tensor.copy_(wide[name])
-
-
-def _run(plan: Plan, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    run(plan.launches, tensors, numbers)
-
-
-def run(launches: Sequence[Launch], tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    """Launches kernels on the current device, one after the other."""
-    most = most_warps()
-    for one in launches:
-        arguments = one.kernel.abi.call(one.arguments(tensors, numbers))
-        one.kernel.function[one.grid](*arguments, **one.options(most))
-
-
-def run_forward(op: RuntimeOp, given: dict[str, Any], lib: Torch, saving: bool = False) -> tuple[torch.Tensor, ...]:
-    """The outputs; `saving` also what the forward keeps for training, behind them."""
-    dense: dict[str, torch.Tensor] = {}
-    plan = op.planned(
-        op.plan_forward, metas_of(given, lib), lambda name, shape: copied(given[name], name, shape, dense, lib)
-    )
-    if dense:
-        given = {**given, **dense}
-    if debugging():
-        check_indices(op, given)
-    device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
-    outputs = allocate({**plan.outputs, **(plan.saved if saving else {})}, device, lib)
-    between = op.between(plan, saving)
-    if plan.launches:
-        launch(op, plan, {**tensors_of(given, lib), **outputs, **allocate(between, device, lib)}, given, device, lib)
-    for name in plan.updated:
-        lib.torch.autograd.graph.increment_version(given[name])
-    return tuple(outputs.values())
-
-
-def copied(value: Any, name: str, shape: tuple[int, ...], dense: dict[str, torch.Tensor], lib: Torch) -> Given:
-    """Copies a tensor to dense memory, stretched to a shape, for `RuntimeOp.planned`. The copy goes into `dense`."""
-    if not isinstance(value, lib.torch.Tensor):
-        return Meta.dense(value.dtype, shape) if isinstance(value, Meta) else value
-    dense[name] = copy = value.expand(shape).contiguous()
-    return Meta(lib.names[copy.dtype], shape, copy.stride())
-
-
-def tensors_of(given: Mapping[str, Any], lib: Torch) -> dict[str, Any]:
-    return {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import extents
 from .abi import PackedC
-from .binding import check_indices, debugging, interpreted, torch_library
+from .binding import check_indices
 from .checkpoint import load_into, read, save
+from .device import debugging, interpreted, torch_library
 from .graph import Recorded
 from .launcher import bind
 from .lowering import Model

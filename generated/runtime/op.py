@@ -77,6 +77,9 @@ class RuntimeOp:
     fuses: ClassVar[tuple[Step, ...]] = ()
     """The ops that a fused op stands for, step by step."""
 
+    ready: ClassVar[dict[Any, Any]]
+    """What `binding` keeps of calls, by their kind."""
+
     _plans: ClassVar[dict[Any, Plan]]
 
     def __init__(self, /, **attrs: Any) -> None:
@@ -91,7 +94,7 @@ class RuntimeOp:
             self.outputs = tuple(_of_choice(t, choices) for t in there)
 
     def __init_subclass__(cls) -> None:
-        cls._plans = {}
+        cls._plans, cls.ready = {}, {}
         cls.elementwise = all(s.elementwise for s in cls.stages())
 
     @classmethod
@@ -106,7 +109,9 @@ class RuntimeOp:
 
     def scalars(self) -> dict[str, float]:
         """Run-time numbers of the kernels, in float64, by parameter name: the attrs, unless a subclass adds to them."""
-        return {n: float(v or 0) for n, v in self.attrs.items() if v is None or isinstance(v, (int, float))}
+        return {
+            n: 0.0 if v is None else float(v) for n, v in self.attrs.items() if v is None or isinstance(v, (int, float))
+        }
 
     def choices(self) -> dict[str, Any]:
         """Compile-time constants of the kernels, by parameter name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .op import RuntimeOp
 
 WARPS = 4
+_REDUCED = 2048
+"""Bytes of shared memory that sums over the warps of a program take."""
 _CLASSES = {
     "float": FLOATS,
     "int": INTS,
@@ -105,6 +107,15 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a device allows a program."""
+
+    warps: int = 32
+    shared: int = 64 * 1024
+    """Bytes of shared memory."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch. `pointers` maps pointer parameters to names of tensors or scratch; `values` has the rest."""
 
@@ -117,6 +128,8 @@ class Launch:
     """Steps of a loop whose loads are under way at a time; 0 leaves it to Triton."""
     scratch: Mapping[str, Meta] = field(default_factory=dict)
     """Scratch that a hand-written kernel asks for, by the names in `pointers`."""
+    hand: int = 0
+    """Shared memory of each tile that a kernel with `STAGES` has in hand beyond the first: of a device with less it has fewer."""
 
     def arguments(self, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
         """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
@@ -124,10 +137,18 @@ class Launch:
         absent = {p.name: None for p in self.kernel.abi.params if p.role == "ptr"}
         return {**absent, **numbers, **self.values, **named}
 
-    def options(self, most_warps: int) -> dict[str, Any]:
+    def on(self, limits: Limits) -> Launch:
+        """The launch as a device takes it."""
+        values = self.values
+        if self.hand:
+            values = {**values, "STAGES": max(1, min(values["STAGES"], 1 + (limits.shared - _REDUCED) // self.hand))}
+        return replace(self, values=values, warps=min(self.warps, limits.warps))
+
+    @property
+    def options(self) -> dict[str, Any]:
         """What Triton is told beside the arguments. Fusion into fma is said, for its default differs between versions."""
         stages = {"num_stages": self.stages} if self.stages else {}
-        return {"num_warps": min(self.warps, most_warps), "enable_fp_fusion": True, **stages}
+        return {"num_warps": self.warps, "enable_fp_fusion": True, **stages}
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ MANY = 256
 """Rows that are enough for a device where a program of few warps has one."""
 STAGES = 3
 """Tiles that a program of many rows, or of one long row, has in hand at most."""
-SHARED = 96 * 1024
-"""Bytes of shared memory that a program takes for them at most: what every device has."""
+COMMON = 32 * 1024
+"""Bytes of a program's rows at most where it has twice as many for the sake of what they have in common."""
 COLUMNS = 1024
 """Columns of a program that sums over the rows, where a row is no single tile: a launch of its own, that reads the rows again."""
 IN_FLIGHT = 32 * 1024
@@ -263,7 +263,8 @@ class Rowwise(Stage):
         single = call.compute in ("f32", "i32", "bool")
         row_bytes = self._row_bytes(call, bound, axes)
         once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
-        tile, columns = Tile.of(split, bool(partial), call.multiprocessors, row_bytes, single, once), 1
+        common = self._common_bytes(call, bound, pattern)
+        tile, columns = Tile.of(split, len(partial), call.multiprocessors, row_bytes, single, once, common), 1
         along = not (split.inner_kept and split.n_kept > 1)  # memory runs along the rows' elements
         if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
             tile, columns = Tile.of_columns(split, call.multiprocessors), cdiv(split.n_reduced, COLUMNS)
@@ -299,12 +300,22 @@ class Rowwise(Stage):
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         # Without a row there is what all rows have in common: something that is written has elements.
         programs = tile.parts if partial else max(1, cdiv(split.n_kept, tile.block_k))
-        return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps)
+        hand = row_bytes * tile.block_k * tile.block_r if tile.stages > 1 else 0
+        return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps, hand=hand)
 
     def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
         """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
         given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
         return max(1, sum(ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)))
+
+    def _common_bytes(self, call: Call, bound: Mapping[str, Operand], pattern: Collection[Axis]) -> int:
+        """The same of those that all rows have in common, as weights: a program reads them again for each tile."""
+        found = 0
+        for name, operand in bound.items():
+            own = {a for a, n in operand.extents.items() if n != 1}
+            if name not in call.wanted and own and own <= set(pattern) and isinstance(m := call.given.get(name), Meta):
+                found += ITEM_SIZES[m.dtype]
+        return found
 
     def _walked(self, param: str) -> tuple[str, str] | None:
         """The operand whose strides a parameter has, and over which dims: the kept or the reduced ones."""
@@ -363,13 +374,17 @@ class Tile:
         return Tile(2, COLUMNS, False, 4, span, cdiv(split.n_kept, span) if span else 1, STAGES)
 
     @staticmethod
-    def of(split: Split, partial: bool, multiprocessors: int, row_bytes: int, single: bool, once: bool = False) -> Tile:
+    def of(
+        split: Split, partial: int, multiprocessors: int, row_bytes: int, single: bool, once: bool = False, common: int = 0
+    ) -> Tile:  # fmt: skip
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
 
         Args:
+            partial: how many gradients are summed over the rows.
             row_bytes: of an element, in all tensors that have rows and are read.
             single: whether what is computed has 32 bits.
             once: whether a row is walked over once.
+            common: bytes of an element in all tensors that rows have in common.
         """
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
@@ -390,12 +405,17 @@ class Tile:
             block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
         block_k = max(block_k, least)
         loop = split.n_reduced > block_r or split.n_reduced == 0
-        warps = min(32 if block_r > TILE else 16, max(2, block_k * block_r // 512))
+        warps = min(32 if block_r > TILE and row_bytes > 2 else 16, max(2, block_k * block_r // 512))
+        twice = 2 * row_bytes * block_k * block_r <= COMMON and split.n_kept * warps >= 2 * BUSY * block_k
+        if common > row_bytes and twice and block_r > 1024 and not (partial or loop or split.inner_kept):
+            block_k *= 2  # what rows have in common is more than they are: it is read for twice as many
         rows = cdiv(split.n_kept, block_k)
         if not partial:
             return Tile(block_k, block_r, loop, warps, block_k, rows)
         size = row_bytes * block_k * block_r
-        stages = 1 if loop else max(1, min(STAGES, 1 + SHARED // size))
+        stages = (
+            1 if loop else STAGES + (partial > 1 and block_k > 1 and row_bytes <= 4)
+        )  # two sums of halves leave memory time
         parts = max(1, min(rows, max(1, min(3, IN_FLIGHT // size)) * multiprocessors))
         span = cdiv(rows, parts) * block_k
         return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1, stages)

@@ -1,86 +1,184 @@
 """torch's autograd over ops: what is saved of a call, and how its backward runs.
 
-One `torch.autograd.Function` is there for all ops. `DifferentiableOp.with_autograd` brings a call here where a gradient is wanted.
+`DifferentiableOp.with_autograd` brings a call here where a gradient is wanted. What calls of one kind come to is a `Tape`, with what
+their backward comes to beside it: one for each set of gradients and layout of cotangents that was asked for.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from . import binding
+from .device import Torch, torch_library
 from .differentiable import DifferentiableOp
 from .plan import Given, Meta
+from .prepared import Prepared
 from .views import FLOATS
 
 if TYPE_CHECKING:
     import torch
 
 
-def apply(op: DifferentiableOp, given: dict[str, Any]) -> tuple[Any, ...]:
+def apply(op: DifferentiableOp, given: dict[str, Any], kind: Any = None) -> Sequence[Any]:
     """The outputs of an op on tensors and numbers by name, of which one or more want a gradient."""
-    outputs: tuple[Any, ...] = _function().apply(op, tuple(given), *given.values())
-    return outputs[: len(op.outputs)]
+    lib = torch_library()
+    if lib.transformed():
+        outputs: tuple[Any, ...] = _functions()[1].apply(op, tuple(given), *given.values())
+        return outputs[: len(op.outputs)]
+    tape = Tape(op, given, lib)
+    made = tape.run(op, tuple(given.values()))
+    binding.keep(op, kind, tape.forward, tape)
+    return made
 
 
-def run_backward(
-    op: DifferentiableOp, given: dict[str, Any], needed: Sequence[str], device: torch.device, lib: binding.Torch
-) -> dict[str, torch.Tensor]:
-    """The gradients that are needed, as `d<name>`; `given` has residuals, cotangents and the shapes of all inputs."""
-    metas: dict[str, Given] = binding.metas_of(given, lib)
-    processors = lib.multiprocessors(device)
-    dense: dict[str, torch.Tensor] = {}
-    plan = op.planned(
-        lambda known: op.plan_backward(known, needed, processors),
-        metas,
-        lambda name, shape: binding.copied(given[name], name, shape, dense, lib),
-    )
-    grads = binding.allocate(plan.outputs, device, lib)
-    for name in plan.zeros:
-        grads[name].zero_()
-    if plan.launches:
-        tensors = {**binding.tensors_of(given, lib), **dense, **grads, **binding.allocate(plan.scratch, device, lib)}
-        binding.launch(op, plan, tensors, given, device, lib)
-    wanted = {f"d{n}": own.shape for n in needed if isinstance(own := metas[n], Meta)}
-    # Operands of more dims than a kernel takes were stretched: their gradients are summed back.
-    return {n: g if tuple(g.shape) == wanted[n] else g.sum_to_size(wanted[n]) for n, g in grads.items()}
+class Tape:
+    """Calls of one kind: their forward, what they save, and the ways to their gradients."""
+
+    def __init__(self, op: DifferentiableOp, given: Mapping[str, Any], lib: Torch) -> None:
+        self.forward = binding.forward(op, given, lib, saving=True)
+        plan = self.forward.plan
+        self.names = tuple(given)
+        self.metas: dict[str, Given] = lib.metas(given)
+        self.outputs = {**plan.outputs, **plan.saved}
+        every = [*self.names, *self.outputs]
+        there = {n for n, v in {**self.metas, **self.outputs}.items() if isinstance(v, Meta)}
+        # A buffer that a call has overwritten is not what its backward reads.
+        self.kept = {n: every.index(n) for n in op.residuals if n in there and n not in plan.updated}
+        self._numbers = {n: k for k, n in enumerate(self.names) if isinstance(self.metas[n], (int, float))}
+        smooth = {t.name for t in op.outputs if t.differentiable}
+        self._fixed = [k for k, (n, m) in enumerate(self.outputs.items()) if n not in smooth or m.dtype not in FLOATS]
+        self._count = len(plan.outputs)
+        self._ways: dict[Any, Way] = {}
+
+    def run(self, op: DifferentiableOp, values: tuple[Any, ...]) -> Sequence[Any]:
+        """The outputs, on torch's tape."""
+        outputs: tuple[Any, ...] = _functions()[0].apply(self, op, *values)
+        return outputs[: self._count]
+
+    def keep(self, ctx: Any, op: DifferentiableOp, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Saves of a call what its backward reads."""
+        ctx.tape, ctx.op = self, op
+        ctx.set_materialize_grads(False)
+        if self._fixed:
+            ctx.mark_non_differentiable(*[outputs[k] for k in self._fixed])
+        every = (*values, *outputs)
+        ctx.numbers = [values[k] for k in self._numbers.values()]
+        ctx.save_for_backward(*[every[k] for k in self.kept.values()])
+
+    def way(
+        self, op: DifferentiableOp, needs: tuple[bool, ...], saved: Sequence[Any], cotangents: Mapping[str, Any]
+    ) -> Way:
+        """How the gradients come about that `needs` says, for cotangents by name."""
+        lib = torch_library()
+        # What was saved is looked at too: a hook may have laid it out anew.
+        key = needs, tuple(cotangents), tuple([(v.dtype, v.shape, v.stride()) for v in (*saved, *cotangents.values())])
+        found = self._ways.get(key)
+        if found is None:
+            if len(self._ways) >= 64:
+                self._ways.clear()
+            found = self._ways[key] = Way(self, op, needs, saved, cotangents, lib)
+        return found
+
+
+class Way:
+    """How gradients of one kind of backward come about: by launches, as a cotangent that is handed on, or as another gradient."""
+
+    def __init__(
+        self, tape: Tape, op: DifferentiableOp, needs: tuple[bool, ...], saved: Sequence[Any], cotangents: Mapping[str, Any], lib: Torch,
+    ) -> None:  # fmt: skip
+        wanted = [n for n, need in zip(tape.names, needs) if need]
+        for name in wanted:
+            if name not in op.gradients:
+                raise RuntimeError(f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it")
+        metas = {n: m for n in wanted if isinstance(m := tape.metas[n], Meta) and m.dtype in FLOATS}
+        supplied = lib.metas(cotangents)
+        ways = op.ways({**tape.metas, **supplied}, [*metas])
+        self.forward = tape.forward
+        self.backward: Prepared | None = None
+        self._summed: list[tuple[int, tuple[int, ...]]] = []
+        if ways.launched:
+            tensors = {**dict(zip(tape.kept, saved)), **cotangents}
+            given = {**tape.outputs, **tape.metas, **{f"d{t.name}": None for t in op.outputs}, **tensors}
+            device = next(v.device for v in tensors.values())
+            self.backward = Prepared.of(
+                op, lambda known: op.plan_backward(known, ways.launched, lib.multiprocessors(device)), given,
+                (*tensors, *(n for n in tape.names if isinstance(tape.metas[n], (int, float)))),
+                lambda plan: {f"d{n}": plan.outputs[f"d{n}"] for n in ways.launched}, lambda plan: plan.scratch, lib,
+            )  # fmt: skip
+            made = self.backward.plan.outputs
+            # Operands of more dims than a kernel takes were stretched: their gradients are summed back.
+            self._summed = [
+                (k, metas[n].shape) for k, n in enumerate(ways.launched) if made[f"d{n}"].shape != metas[n].shape
+            ]
+        # Where each gradient is, among those that were launched for and the cotangents behind them.
+        places = {n: k for k, n in enumerate(ways.launched)}
+        places |= {n: len(ways.launched) + list(cotangents).index(dy) for n, dy in ways.passed.items()}
+        places |= {n: places[other] for n, other in ways.shared.items()}
+        self.places = [places.get(n) for n in tape.names]
+
+    def run(self, op: DifferentiableOp, numbers: Sequence[float], *tensors: Any) -> tuple[torch.Tensor, ...]:
+        """The gradients that are launched for, of what was saved and the cotangents."""
+        assert self.backward is not None
+        made = self.backward.run(op, (*tensors, *numbers))
+        for k, shape in self._summed:
+            made[k] = made[k].sum_to_size(shape)
+        return tuple(made)
+
+
+def _backward(ctx: Any, *cotangents: Any) -> list[Any]:
+    """The gradients of a call's values."""
+    tape: Tape = ctx.tape
+    op: DifferentiableOp = ctx.op
+    needs = ctx.needs_input_grad[2:]
+    lib = torch_library()
+    supplied = {f"d{t.name}": binding.plain(c, lib) for t, c in zip(op.outputs, cotangents) if c is not None}
+    if not supplied:
+        return [None] * len(ctx.needs_input_grad)
+    saved = ctx.saved_tensors
+    way = tape.way(op, needs, saved, supplied)
+    made: tuple[Any, ...] = ()
+    if way.backward is not None:
+        run = partial(way.run, op, ctx.numbers)
+        tensors = (*saved, *supplied.values())
+        again = lib.torch.is_grad_enabled() and (lib.transformed() or any(t.requires_grad for t in tensors))
+        made = _functions()[2].apply(op, run, *tensors) if again else run(*tensors)
+    # Autograd itself gets a cotangent that is passed, or one gradient twice, and clones where it must.
+    every = (*made, *supplied.values())
+    return [None, None, *(None if k is None else every[k] for k in way.places)]
 
 
 @cache
-def _function() -> Any:
-    """The autograd.Function, made when torch is there."""
+def _functions() -> tuple[Any, Any, Any]:
+    """The functions of torch's autograd, made when torch is there: of a call, of one under torch.func, and of a backward."""
     import torch
 
     class Pullback(torch.autograd.Function):
         """Forward and backward of any op. Saves what the backward kernels read, and only if a gradient is needed."""
 
         @staticmethod
+        def forward(ctx: Any, tape: Tape, op: DifferentiableOp, *values: Any) -> tuple[torch.Tensor, ...]:
+            outputs = tape.forward.run(op, values)
+            tape.keep(ctx, op, values, outputs)
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            return tuple(_backward(ctx, *cotangents))
+
+    class Transformed(torch.autograd.Function):
+        """The same in the form that torch.func asks for, which takes torch twice the time."""
+
+        @staticmethod
         def forward(op: DifferentiableOp, names: tuple[str, ...], *values: Any) -> tuple[torch.Tensor, ...]:
-            return binding.run_forward(op, dict(zip(names, values)), binding.torch_library(), saving=True)
+            return tuple(binding.forward(op, dict(zip(names, values)), torch_library(), saving=True).run(op, values))
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
             op, names, *values = inputs
-            lib = binding.torch_library()
-            given = dict(zip(names, values))
-            ctx.op, ctx.names = op, names
-            ctx.metas = binding.metas_of(given, lib)
-            ctx.device = output[0].device
-            ctx.set_materialize_grads(False)
-            outputs = dict(zip((t.name for t in (*op.outputs, *op.saved)), output))
-            ctx.mark_non_differentiable(
-                *(o for t, o in zip(op.outputs, output) if not t.differentiable or not o.is_floating_point()),
-                *output[len(op.outputs) :],
-            )
-            everything = {**given, **outputs}
-            # A buffer that this call has overwritten is not what its backward reads.
-            written = op.updated(ctx.metas) if op.updates else ()
-            kept = [n for n in op.residuals if isinstance(everything.get(n), torch.Tensor) and n not in written]
-            ctx.kept = kept
-            ctx.output_metas = {n: m for n, m in binding.metas_of(outputs, lib).items()}
-            ctx.save_for_backward(*(everything[n] for n in kept))
+            Tape(op, dict(zip(names, values)), torch_library()).keep(ctx, op, values, output)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -91,47 +189,18 @@ def _function() -> Any:
             raise RuntimeError(binding.NO_VMAP.format(op.name))
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-            op: DifferentiableOp = ctx.op
-            lib = binding.torch_library()
-            wanted = [n for n, need in zip(ctx.names, ctx.needs_input_grad[2:]) if need]
-            for name in wanted:
-                if name not in op.gradients:
-                    raise RuntimeError(
-                        f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it"
-                    )
-            needed = [n for n in wanted if ctx.metas[n].dtype in FLOATS]
-            if not needed or all(c is None for c in cotangents):
-                return (None,) * (len(ctx.names) + 2)
-            given: dict[str, Any] = {**ctx.output_metas, **ctx.metas, **{f"d{t.name}": None for t in op.outputs}}
-            supplied = {f"d{t.name}": binding.plain(c, lib) for t, c in zip(op.outputs, cotangents) if c is not None}
-            tensors = {**dict(zip(ctx.kept, ctx.saved_tensors)), **supplied}
-            ways = op.ways({**ctx.metas, **binding.metas_of(supplied, lib)}, needed)
-            # Autograd itself gets a cotangent that is passed, or one gradient twice, and clones where it must.
-            by_name = {n: supplied[dy] for n, dy in ways.passed.items()}
-            if ways.launched:
-                own = _Once.apply(op, given, ways.launched, ctx.device, tuple(tensors), *tensors.values())
-                by_name |= zip(ways.launched, own)
-            by_name |= {n: by_name[other] for n, other in ways.shared.items()}
-            return (None, None, *(by_name.get(n) for n in ctx.names))
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            return tuple(_backward(ctx, *cotangents))
 
-    class _Once(torch.autograd.Function):
+    class Once(torch.autograd.Function):
         """The backward as a function whose own backward is refused: kernels have no second derivative."""
 
         @staticmethod
-        def forward(
-            op: DifferentiableOp,
-            given: dict[str, Any],
-            needed: tuple[str, ...],
-            device: Any,
-            names: tuple[str, ...],
-            *tensors: Any,
-        ) -> tuple[Any, ...]:
-            grads = run_backward(op, {**given, **dict(zip(names, tensors))}, needed, device, binding.torch_library())
-            return tuple(grads[f"d{n}"] for n in needed)
+        def forward(op: DifferentiableOp, run: Any, *tensors: Any) -> Any:
+            return run(*tensors)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
             ctx.name = inputs[0].name
 
         @staticmethod
@@ -140,6 +209,6 @@ def _function() -> Any:
 
     # At each call torch asks for the signature and binds all to it, which is half of what it takes: this one is known, and short.
     every = inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL)])
-    for function in (Pullback, _Once):
+    for function in (Transformed, Once):
         function.forward.__signature__ = every
-    return Pullback
+    return Pullback, Transformed, Once

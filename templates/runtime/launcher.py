@@ -41,20 +41,22 @@ class BoundLaunch:
     def __init__(self, launch: Launch, metas: Mapping[str, Meta], device: str) -> None:
         import torch
 
-        from .binding import most_warps, torch_dtypes
+        from .device import torch_library
 
         for param, name in launch.pointers.items():
             if name not in metas:  # it would be a null pointer, and what it should write be lost
                 raise TypeError(
                     f"{launch.kernel.function.fn.__name__}: nothing is known of `{name}`, which `{param}` points to"
                 )
-        self.launch, self.metas = launch, metas
+        self.metas = metas
         self._torch = torch
         self._device = torch.device(device)
         if self._device.type == "cuda" and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
-        self._dtypes = torch_dtypes()
-        self._options = launch.options(most_warps())
+        lib = torch_library()
+        self._dtypes = lib.dtypes
+        self.launch = launch = launch.on(lib.limits(self._device))
+        self._options = launch.options
         self._layout = struct.Struct(launch.kernel.abi.format)
         self._written = self._stored()
         self._content = b""
@@ -104,7 +106,7 @@ class BoundLaunch:
 
     def _interpret(self) -> None:
         """The elements alone are rounded: what lies between them may be another tensor's."""
-        from .binding import rounded_after
+        from .prepared import rounded_after
 
         assert self._arguments is not None
         names = [p.name for p in self.launch.kernel.abi.params]

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from . import layout
-from .binding import interpreted
 from .custom import CustomOp
+from .device import interpreted
 from .elementwise import triton_dtype
 from .kernels import coordinates
 from .plan import Given, Launch, Meta, Tensor, cdiv

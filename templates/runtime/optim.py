@@ -22,8 +22,9 @@ from typing import Any, TypeAlias
 import torch
 
 from . import state_dicts
-from .binding import interpreted, rounded_after, run
+from .device import interpreted, torch_library
 from .plan import Launch, Tensor
+from .prepared import rounded_after, run
 from .stepwise import COUNTER, FRESH, VECTOR, Place, StepOp, norm_launches, tiles
 
 Params: TypeAlias = "Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]"
@@ -765,8 +766,9 @@ def _capturing() -> bool:
 
 def _run(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
     launches = [x for x in launches if x.grid[0]]
+    limits = torch_library().limits(device)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            run(launches, tensors, {})
+            run(launches, tensors, limits)
     else:
-        run(launches, tensors, {})
+        run(launches, tensors, limits)

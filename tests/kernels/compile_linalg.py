@@ -35,7 +35,7 @@ def main() -> None:
             for launch in plan.launches:
                 types, constants, hints = signature(launch, dict(plan.metas))
                 source = ASTSource(launch.kernel.function, types, constants, hints)
-                built = triton.compile(source, target=target, options=launch.options(32))
+                built = triton.compile(source, target=target, options=launch.options)
                 ptx = str(built.asm.get("ptx", ""))
                 row = {
                     "op": op.name,

@@ -24,11 +24,12 @@ import generated  # noqa: E402
 from codegen.diagnostics import Report  # noqa: E402
 from codegen.loader import load  # noqa: E402
 from codegen.spec import OpSpec  # noqa: E402
-from generated.runtime import autograd, binding  # noqa: E402
+from generated.runtime.device import torch_library  # noqa: E402
 from generated.runtime.graph import Graph  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Launch, Meta, Plan  # noqa: E402
+from generated.runtime.plan import Launch, Limits, Meta  # noqa: E402
+from generated.runtime.prepared import Prepared, Start  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
 from generated.runtime.testing_gradients import GradientCase, seed_of  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
@@ -433,7 +434,7 @@ def test_a_backward_returns_gradients_of_its_inputs_own_shapes(name: str, shapes
     y, *_ = one.call(leaves, attrs_of(name))
     node = y.grad_fn
     returned = node._forward_cls.backward(node, *(torch.ones_like(y) for _ in op_class(name).outputs))
-    grads = dict(zip(node.names, returned[2:], strict=True))
+    grads = dict(zip(node.tape.names, returned[2:], strict=True))
     for n in given:
         assert (grads[n] is not None) == (n in names)
         if n in names:
@@ -467,7 +468,7 @@ def test_the_same_tensor_twice(name: str) -> None:
 @pytest.mark.parametrize("shape", [(0,), (0, 128), (3, 0), (2, 0, 4)], ids=str)
 def test_empty_tensors(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """C054: forward and backward give empty tensors, and nothing is launched on a grid of 0 programs."""
-    monkeypatch.setattr(binding, "_run", lambda *_: pytest.fail("a launch over nothing"))
+    monkeypatch.setattr(Prepared, "_launch", lambda *_: pytest.fail("a launch over nothing"))
     given = filled(name, [shape], "f32" if takes(name, "f32") else case(name).usual)
     found = differentiate(name, given, attrs_of(name))
     for n in given:
@@ -719,26 +720,43 @@ def test_warps_fit_every_device(name: str) -> None:
     assert all(launch.warps <= 32 for launch in planned(name, metas(name, (64, 128))))
 
 
-def test_wavefronts_of_64_lanes_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wavefronts_of_64_lanes_are_fewer() -> None:
     """C073: where a warp has 64 lanes 16 of them are a program."""
     asked = []
 
     class Jit:
+        fn = staticmethod(test_warps_fit_every_device)
+
         def __getitem__(self, grid: Any) -> Any:
             return lambda *_, num_warps, **__: asked.append(num_warps)
 
+    jit = Jit()
     launch = op_class("softmax")(dim=-1).plan_forward({"x": Meta("f32", (64, 30000), (30000, 1))}).launches[0]
     assert launch.warps == 32
-    plan = Plan({}, launches=(replace(launch, kernel=replace(launch.kernel, function=Jit())),))
     for most in (16, 32):
-        monkeypatch.setattr(binding.torch_library(), "warps", most)
-        binding._run(plan, {}, {})
+        start = Start(replace(launch, kernel=replace(launch.kernel, function=jit)), {}, Limits(most))
+        start([], {}, ())
     assert asked == [16, 32]
+
+
+def test_tiles_in_hand_fit_the_shared_memory_of_a_device() -> None:
+    """C073: of a device that has less of it, fewer are on their way at a time, and one is always there."""
+    (launch,) = op_class("softmax")(dim=-1).plan_forward({"x": Meta("f32", (4, 8), (8, 1))}).launches
+    many = replace(launch, hand=64 * 1024, values={**launch.values, "STAGES": 4})
+    assert [many.on(Limits(32, kib * 1024)).values["STAGES"] for kib in (32, 64, 99, 163, 227, 512)] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]
+    assert launch.on(Limits(32, 1024)) == launch
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_launches_happen_on_the_tensors_own_device(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C071: a guard of the tensor's device stands around every launch, in the backward's thread too."""
+    """C071: a guard of the tensor's device stands around the launches of a direction where another device is the current one."""
     entered: list[Any] = []
 
     class Guard:
@@ -752,22 +770,23 @@ def test_launches_happen_on_the_tensors_own_device(backward: bool, monkeypatch: 
             entered.append(None)
 
     seen: list[Any] = []
-    lib = binding.torch_library()
+    lib, away, meta, x = torch_library(), torch.device("cuda", 1), Meta("f32", (3,), (1,)), torch.ones(3)
     op = op_class("silu")()
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    monkeypatch.setattr(binding, "_run", lambda *_: seen.append(entered[-1]))
-    away = torch.device("cuda", 1)
-    x = torch.ones(3)
+    monkeypatch.setattr(lib, "_limits", {away: Limits()})
+    monkeypatch.setattr(Prepared, "_launch", lambda *_: seen.append(entered[-1] if entered else None))
     if backward:
-        monkeypatch.setattr(lib, "processors", {away: 132})
-        monkeypatch.setattr(
-            binding, "allocate", lambda metas, device, lib: {n: torch.empty(m.shape) for n, m in metas.items()}
-        )
-        given = {"x": x, "y": Meta("f32", (3,), (1,)), "dy": x}
-        autograd.run_backward(op, given, ["x"], away, lib)
+        plan, names = op.plan_backward({"x": meta, "y": meta, "dy": meta}, ["x"], 132), ("x", "dy")
     else:
-        binding.launch(op, op.plan_forward({"x": Meta("f32", (3,), (1,))}), {"x": x, "y": x}, {"x": x}, away, lib)
-    assert seen == [away] and entered == [away, None]
+        plan, names = op.plan_forward({"x": meta}), ("x",)
+    prepared = Prepared(plan, names, plan.outputs, {}, away, lib)
+    monkeypatch.setattr(prepared, "_empty", lambda shape, strides, dtype, device: torch.empty(shape, dtype=dtype))
+    for current, guards in ((0, [away, None]), (1, [])):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        entered.clear()
+        seen.clear()
+        prepared.run(op, [x] * len(names))
+        assert entered == guards and seen == (guards[:1] or [None])
 
 
 FAR_AWAY = [DEVICE] if DEVICE == "cuda" and torch.cuda.mem_get_info()[0] > 2**34 else []

@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import generated  # noqa: E402
-from generated.runtime import binding  # noqa: E402
 from generated.runtime.abi import PackedC, Recorder  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Launch  # noqa: E402
+from generated.runtime.prepared import Prepared  # noqa: E402
 from generated.runtime.testing import DEVICE, Case  # noqa: E402
 from generated.runtime.views import TensorView  # noqa: E402
 
@@ -75,10 +75,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels launched; the launches themselves are left out, for the interpreter copies tensors."""
     names: list[str] = []
 
-    def record(plan: Any, tensors: Any, numbers: Any) -> None:
-        names.extend(launch.kernel.function.fn.__name__ for launch in plan.launches)
+    def record(self: Prepared, *_: Any) -> None:
+        names.extend(start.name for start in self.starts)
 
-    monkeypatch.setattr(binding, "_run", record)
+    monkeypatch.setattr(Prepared, "_launch", record)
     return names
 
 

@@ -105,16 +105,16 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]
     seen: list[tuple[str, dict[str, Any]]] = []
     whole = optim.run
 
-    def record(found: Any, tensors: Any, numbers: Any) -> None:
+    def record(found: Any, tensors: Any, limits: Any) -> None:
         for launch in found:
-            own = launch.arguments(tensors, numbers)
+            own = launch.arguments(tensors, {})
             seen.append(
                 (
                     launch.kernel.function.fn.__name__,
                     {n: getattr(v, "data_ptr", lambda v=v: v)() for n, v in own.items()},
                 )
             )
-        whole(found, tensors, numbers)
+        whole(found, tensors, limits)
 
     monkeypatch.setattr(optim, "run", record)
     return seen

@@ -17,7 +17,7 @@ from generated.runtime import moves  # noqa: E402
 from generated.runtime.abi import KernelAbi, PackedC, Param, Recorder  # noqa: E402
 from generated.runtime.launcher import Address, bind  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Kernel, Launch, Meta, Plan  # noqa: E402
+from generated.runtime.plan import Kernel, Launch, Limits, Meta, Plan  # noqa: E402
 from generated.runtime.testing import DEVICE, TORCH, Case  # noqa: E402
 from generated.runtime.views import TensorView  # noqa: E402
 from tests.kernels.test_contract import OPS, op_class  # noqa: E402
@@ -117,9 +117,11 @@ def launched_by_name(op: RuntimeOp, needed: Sequence[str]) -> list[str]:
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path plans for as many as the host here does."""
-    from generated.runtime import binding
+    from generated.runtime.device import Torch
 
-    monkeypatch.setattr(binding.Torch, "multiprocessors", lambda self, device: PROCESSORS)
+    monkeypatch.setattr(Torch, "multiprocessors", lambda self, device: PROCESSORS)
+    for name in OPS:  # what was planned for another number is not to be found
+        monkeypatch.setattr(op_class(name), "ready", {})
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -283,7 +285,10 @@ class Compiler:
 
 
 def test_what_is_compiled_is_launched_again_where_arguments_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from generated.runtime.device import Torch
+
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(Torch, "limits", lambda self, device: Limits())
     compiler = Compiler()
     abi = KernelAbi((Param("x_ptr", "ptr"), Param("n", "i64"), Param("eps", "f64"), Param("BLOCK", "constexpr")))
     launch = Launch(Kernel(compiler, abi), (1, 1, 1), {"x_ptr": "x"}, {"n": 4, "eps": 0.5, "BLOCK": 16})

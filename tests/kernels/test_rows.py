@@ -838,14 +838,14 @@ class Allocations(TorchDispatchMode):
 @pytest.fixture
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that would run: in the interpreter a launch copies its tensors."""
-    from generated.runtime import binding
+    from generated.runtime.prepared import Prepared
 
     names: list[str] = []
 
-    def record(plan: Any, tensors: Any, numbers: Any) -> None:
-        names.extend(launch.kernel.function.fn.__name__ for launch in plan.launches)
+    def record(self: Prepared, *_: Any) -> None:
+        names.extend(start.name for start in self.starts)
 
-    monkeypatch.setattr(binding, "_run", record)
+    monkeypatch.setattr(Prepared, "_launch", record)
     return names
 
 

@@ -66,7 +66,8 @@ def test_clamp_with_every_bound(low: float | None, high: float | None) -> None:
     if low is None and high is None:
         return
     x = tensor(-2, -1, 0, 0.5, 1, 2, 3, INF, -INF)
-    same(lambda a: generated.clamp(a, low, high), lambda a: torch.clamp(a, low, high), x)
+    # torch on the CPU: on a GPU its bounds that are NaN bound nothing.
+    same(lambda a: generated.clamp(a, low, high), lambda a: torch.clamp(a.cpu(), low, high).to(a.device), x)
     nan = tensor(NAN)
     assert generated.clamp(nan, low, high).isnan().all()
 

@@ -1,0 +1,97 @@
+"""torch, looked up once: its dtypes by our names, what devices allow, and how kernels run here.
+
+torch is imported when an op is first called, so that the package imports without it, and without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .plan import Given, Limits, Meta
+
+if TYPE_CHECKING:
+    import torch
+
+_ANY_SHARED = 64 * 1024
+"""Bytes of shared memory that a program may take where torch does not say."""
+
+
+class Torch:
+    """What of torch is looked up once."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.names = {
+            torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+            torch.int32: "i32", torch.int64: "i64", torch.bool: "bool",
+        }  # fmt: skip
+        self.dtypes = {v: k for k, v in self.names.items()}
+        self.plain = (torch.Tensor, torch.nn.Parameter)
+        """Types of tensors that are nothing more."""
+        self.processors: dict[Any, int] = {}
+        self._limits: dict[Any, Limits] = {}
+        self._interpreters = torch._C._functorch.peek_interpreter_stack
+        self._forward_ad = torch.autograd.forward_ad
+
+    def multiprocessors(self, device: torch.device) -> int:
+        if device.type != "cuda":
+            return 2
+        if device not in self.processors:
+            self.processors[device] = self.torch.cuda.get_device_properties(device).multi_processor_count
+        return self.processors[device]
+
+    def limits(self, device: torch.device) -> Limits:
+        """What a program may take there: 1024 threads, and the shared memory of a multiprocessor."""
+        if device not in self._limits:
+            shared = _ANY_SHARED
+            if device.type == "cuda":
+                found = self.torch.cuda.get_device_properties(device)
+                shared = getattr(found, "shared_memory_per_block_optin", shared)
+            self._limits[device] = Limits(16 if self.torch.version.hip else 32, shared)
+        return self._limits[device]
+
+    def transformed(self) -> bool:
+        """Whether torch.func, or forward-mode differentiation, is at work."""
+        return self._interpreters() is not None or self._forward_ad._current_level >= 0
+
+    def metas(self, given: Mapping[str, Any]) -> dict[str, Given]:
+        """What a plan knows of each tensor; what is none stays as it is."""
+        return {
+            n: Meta(self.names[v.dtype], tuple(v.shape), v.stride()) if isinstance(v, self.torch.Tensor) else v
+            for n, v in given.items()
+        }
+
+
+_found: Torch | None = None
+
+
+def torch_library() -> Torch:
+    """torch, imported when it is first needed."""
+    global _found
+    if _found is None:
+        _found = Torch()
+    return _found
+
+
+def torch_if_found() -> Torch | None:
+    """torch, if an op has been called before."""
+    return _found
+
+
+def torch_dtypes() -> Mapping[str, Any]:
+    """torch's dtypes by the names that they have here."""
+    return torch_library().dtypes
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, where CPU tensors are welcome."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def debugging() -> bool:
+    """`PULLBACK_DEBUG=1`: what kernels write is filled with NaN before, and indices are checked."""
+    return os.environ.get("PULLBACK_DEBUG", "0") == "1"

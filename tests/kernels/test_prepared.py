@@ -1,0 +1,261 @@
+"""What is kept of a call for the next of its kind: that it is found again, and that what a call depends on makes a kind of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import generated  # noqa: E402
+from generated.runtime import prepared  # noqa: E402
+from generated.runtime.abi import KernelAbi, Param  # noqa: E402
+from generated.runtime.op import RuntimeOp  # noqa: E402
+from generated.runtime.plan import Kernel, Launch, Limits  # noqa: E402
+from generated.runtime.testing import DEVICE  # noqa: E402
+from tests.kernels.test_contract import op_class  # noqa: E402
+
+
+def drawn(*shape: int, seed: int = 0, dtype: Any = torch.float32) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE, dtype)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The ops that are planned for, in their order: one that is called again as before is not."""
+    seen: list[str] = []
+    planned = RuntimeOp.planned
+
+    def watched(self: RuntimeOp, *more: Any) -> Any:
+        seen.append(self.name)
+        return planned(self, *more)
+
+    monkeypatch.setattr(RuntimeOp, "planned", watched)
+    for name in (
+        "add",
+        "silu",
+        "rms_norm",
+        "softmax",
+        "leaky_relu",
+        "batch_norm",
+        "cross_entropy",
+        "floor_divide",
+        "layer_norm",
+    ):
+        monkeypatch.setattr(op_class(name), "ready", {})
+    yield seen
+
+
+def test_a_call_of_a_kind_is_planned_once_forward_and_backward(plans: list[str]) -> None:
+    weight = drawn(6, seed=1).requires_grad_()
+    for seed in range(3):
+        x = drawn(4, 6, seed=seed).requires_grad_()
+        y = generated.rms_norm(x, weight)
+        found = torch.autograd.grad(y, (x, weight), drawn(4, 6, seed=9))
+        exact = [v.detach().double().requires_grad_() for v in (x, weight)]
+        want = torch.nn.functional.rms_norm(exact[0], (6,), exact[1], 1e-6)
+        right = torch.autograd.grad(want, exact, drawn(4, 6, seed=9).double())
+        for a, b in zip((y, *found), (want, *right)):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
+    assert plans == ["rms_norm"] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: drawn(6, 4, seed=3).t(), lambda: drawn(4, 7, seed=3), lambda: drawn(4, 6, seed=3, dtype=torch.bfloat16),
+        lambda: drawn(4, 12, seed=3)[:, ::2], lambda: drawn(1, 6, seed=3).expand(4, 6),
+    ],
+)  # fmt: skip
+def test_another_layout_or_dtype_is_another_kind(other: Any, plans: list[str]) -> None:
+    x = drawn(4, 6)
+    for value in (x, other(), x, other()):
+        torch.testing.assert_close(generated.silu(value), torch.nn.functional.silu(value))
+    assert plans == ["silu", "silu"]
+
+
+def test_numbers_are_those_of_the_call(plans: list[str]) -> None:
+    """Of attrs, and of tensors that are given as numbers: in the backward too."""
+    x = drawn(4, 6).requires_grad_()
+    for number in (2.0, 3.0, -0.0, 0.0, float("nan"), 2.0):
+        y = generated.add(x, number)
+        torch.testing.assert_close(y, x + number, equal_nan=True)
+    for number in (2.0, -1.5):
+        (grad,) = torch.autograd.grad(generated.mul(x, number), x, torch.ones_like(x))
+        assert grad.eq(number).all()
+    for slope in (0.25, 0.5, -0.0, 0.0):
+        y = generated.leaky_relu(x.detach(), slope)
+        want = torch.nn.functional.leaky_relu(x.detach(), slope)
+        assert torch.equal(y, want) and torch.equal(y.signbit(), want.signbit())
+    assert plans.count("add") == 1
+
+
+def test_values_that_are_equal_but_of_other_types_are_told_apart(plans: list[str]) -> None:
+    x = drawn(4, 6)
+    generated.leaky_relu(x, 1.0)
+    for wrong in (True, "1.0", None, [1.0], {}, torch.ones(())):
+        with pytest.raises(TypeError, match="leaky_relu: `negative_slope` is"):
+            generated.leaky_relu(x, wrong)
+    generated.softmax(x, 1)
+    with pytest.raises(TypeError, match="softmax: `dim`"):
+        generated.softmax(x, 1.0)
+    with pytest.raises(TypeError, match="softmax: `dim`"):
+        generated.softmax(x, True)
+    with pytest.raises(IndexError):
+        generated.softmax(x, 2)
+
+
+def test_what_is_checked_is_checked_each_time(plans: list[str]) -> None:
+    x = drawn(4, 6)
+    generated.add(x, x)
+    for wrong in ("x", x.tolist(), x.to_sparse(), x.to(torch.complex64)):
+        with pytest.raises(TypeError):
+            generated.add(x, wrong)
+    ints = torch.arange(6, device=DEVICE)
+    assert generated.floor_divide(ints, 2).tolist() == (ints // 2).tolist()
+    assert generated.floor_divide(ints, 4).tolist() == (ints // 4).tolist()
+    with pytest.raises((TypeError, ValueError), match="floor_divide"):
+        generated.floor_divide(ints, 2**70)
+
+
+def test_memory_that_is_not_what_it_says_is_copied(plans: list[str]) -> None:
+    x = drawn(4, 6)
+    generated.silu(x)
+    lazily = torch._neg_view(x)
+    torch.testing.assert_close(generated.silu(lazily), torch.nn.functional.silu(-x))
+
+
+def test_a_gradient_is_wanted_or_not(plans: list[str]) -> None:
+    x = drawn(4, 6)
+    leaf = x.clone().requires_grad_()
+    assert not generated.silu(x).requires_grad
+    for _ in range(2):
+        assert generated.silu(leaf).requires_grad
+        with torch.no_grad():
+            assert not generated.silu(leaf).requires_grad
+        with torch.inference_mode():
+            assert generated.silu(leaf).is_inference()
+    assert generated.silu(torch.nn.Parameter(x)).requires_grad and len(plans) == 2
+
+
+def test_each_set_of_gradients_and_layout_of_cotangents_has_its_way(plans: list[str]) -> None:
+    x, w, b = drawn(4, 6), drawn(6, seed=1), drawn(6, seed=2)
+    cotangents = [drawn(4, 6, seed=7), drawn(6, 4, seed=7).t(), drawn(1, 1, seed=7).expand(4, 6)]
+    for _ in range(2):
+        leaves = [v.clone().requires_grad_() for v in (x, w, b)]
+        exact = [v.double().requires_grad_() for v in (x, w, b)]
+        y = generated.layer_norm(leaves[0], (6,), *leaves[1:])
+        want = torch.nn.functional.layer_norm(exact[0], (6,), *exact[1:])
+        for dy in cotangents:
+            for chosen in ([0], [1], [2], [0, 2], [1, 2], [0, 1, 2]):
+                found = torch.autograd.grad(y, [leaves[k] for k in chosen], dy, retain_graph=True)
+                right = torch.autograd.grad(want, [exact[k] for k in chosen], dy.double(), retain_graph=True)
+                for a, c in zip(found, right):
+                    torch.testing.assert_close(a.double(), c, rtol=1e-5, atol=1e-5)
+    assert len(plans) == 1 + len(cotangents)  # torch asks for every gradient that a leaf may get
+
+
+def test_what_a_hook_lays_out_anew_is_read_as_it_lies(plans: list[str]) -> None:
+    """As `torch.autograd.graph.save_on_cpu` does: strides of what was saved are not those of the forward."""
+    x = drawn(6, 4).t()
+    found = []
+    for pack in (lambda v: v, lambda v: v.contiguous(), lambda v: v.t().contiguous().t()):
+        leaf = x.detach().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+            y = generated.silu(leaf)
+        found.append(torch.autograd.grad(y, leaf, drawn(4, 6, seed=3))[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_buffers_count_every_update(plans: list[str]) -> None:
+    mean, var = torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE)
+    x, want = drawn(8, 3), torch.nn.BatchNorm1d(3, affine=False).to(DEVICE)
+    for k in range(3):
+        y = generated.batch_norm(x, mean, var, None, None, True)
+        torch.testing.assert_close(y, want(x))
+        torch.testing.assert_close(mean, want.running_mean)
+        torch.testing.assert_close(var, want.running_var)
+        assert mean._version == k + 1
+    assert len(plans) == 1
+
+
+def test_second_derivatives_are_refused_every_time(plans: list[str]) -> None:
+    x = drawn(4, 6).requires_grad_()
+    for _ in range(2):
+        (grad,) = torch.autograd.grad(generated.silu(x), x, torch.ones_like(x), create_graph=True)
+        assert not grad.requires_grad or grad.grad_fn is not None
+        dy = torch.ones_like(x).requires_grad_()
+        (grad,) = torch.autograd.grad(generated.silu(x), x, dy, create_graph=True)
+        with pytest.raises(RuntimeError, match="silu was differentiated twice"):
+            grad.sum().backward()
+
+
+def test_debugging_may_begin_later(plans: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = drawn(3, 5), torch.tensor([0, 4, 7], device=DEVICE)
+    with torch.no_grad():
+        generated.cross_entropy(logits, target)
+    monkeypatch.setenv("PULLBACK_DEBUG", "1")
+    with pytest.raises(IndexError, match=r"cross_entropy: `target` is 7 at \(2,\)"):
+        generated.cross_entropy(logits, target)
+
+
+def test_transforms_after_a_plain_call(plans: list[str]) -> None:
+    x = drawn(4, 6)
+    generated.silu(x.clone().requires_grad_())
+    want = torch.func.grad(lambda v: torch.nn.functional.silu(v).sum())(x)
+    torch.testing.assert_close(torch.func.grad(lambda v: generated.silu(v).sum())(x), want)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(generated.silu)(x)
+    with pytest.raises(RuntimeError, match="reverse-mode"):
+        torch.func.jvp(generated.silu, (x,), (x,))
+
+
+def test_no_tensor_of_a_call_is_held(plans: list[str]) -> None:
+    import gc
+    import weakref
+
+    x = drawn(4, 6).requires_grad_()
+    y = generated.rms_norm(x, drawn(6, seed=1))
+    y.sum().backward()
+    gone = weakref.ref(x), weakref.ref(y)
+    del x, y
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+class Compiler:
+    """In a jit function's place: says whether a launch went through Triton, or to what it had compiled."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, list[Any]]] = []
+        self.fn = type(self)
+
+    def __getitem__(self, grid: Any) -> Any:
+        def compiled(*arguments: Any, **options: Any) -> Any:
+            self.launched.append(("compiled", [*arguments]))
+            again = lambda *arguments: self.launched.append(("again", [*arguments]))  # noqa: E731
+            return {grid: again}
+
+        return compiled
+
+
+def test_a_launch_is_compiled_once_for_each_alignment() -> None:
+    """Triton compiles for pointers that are aligned to 16 bytes; all else that it looks at is fixed by the plan."""
+    abi = KernelAbi(
+        (
+            Param("x_ptr", "ptr"),
+            Param("w_ptr", "ptr"),
+            Param("n", "i64"),
+            Param("eps", "f64"),
+            Param("BLOCK", "constexpr"),
+        )
+    )
+    compiler = Compiler()
+    launch = Launch(Kernel(compiler, abi), (3, 1, 1), {"x_ptr": "x"}, {"n": 4, "BLOCK": 16})
+    start = prepared.Start(launch, {"y": 0, "x": 1}, Limits())
+    for eps, aligned in ((0.5, (True,)), (0.25, (True,)), (0.5, (False,)), (0.5, (True,)), (1.0, (False,))):
+        start(["y", eps], {"eps": eps}, aligned)
+    assert [how for how, _ in compiler.launched] == ["compiled", "again", "compiled", "again", "again"]
+    assert [a for _, a in compiler.launched] == [[e, None, 4, e, 16] for e in (0.5, 0.25, 0.5, 0.5, 1.0)]
