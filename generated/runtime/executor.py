@@ -83,6 +83,8 @@ class Executor:
         self.device = lib.torch.device(device)
         if self.device.type == "cuda" and not lib.torch.cuda.is_available():
             raise ValueError(f"there is no GPU for {device!r}; without one: load('cpu'), with TRITON_INTERPRET=1 set")
+        if self.device.type == "cuda" and interpreted():
+            raise ValueError("TRITON_INTERPRET=1 runs kernels on the CPU, over addresses of its memory: load('cpu')")
         if self.device.type == "cuda" and self.device.index is None:
             self.device = lib.torch.device("cuda", lib.torch.cuda.current_device())
         if self.device.type == "cpu" and not interpreted():

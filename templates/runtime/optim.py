@@ -227,6 +227,10 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{name} is on the CPU; move it to a GPU, or run in Triton's interpreter: TRITON_INTERPRET=1 python ..."
             )
+        if param.device.type == "cuda" and interpreted():
+            raise ValueError(
+                f"{name} is on a GPU; TRITON_INTERPRET=1 runs kernels on the CPU, over addresses of its memory"
+            )
         if param.device.type not in ("cpu", "cuda"):
             raise ValueError(f"{name} is on {param.device}; kernels run on CUDA and ROCm devices")
         if param.layout != torch.strided or not _is_dense(param):

@@ -73,7 +73,7 @@ def _lifted(value: Any) -> torch.Tensor:
         isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
     )  # a number does not widen what it stands beside
     dtype = torch.float64 if isinstance(value, float) else torch.int32 if small else None
-    return torch.tensor(value, dtype=dtype, device=DEVICE)
+    return torch.tensor(value, dtype=dtype)
 
 
 class Case:

@@ -128,7 +128,7 @@ def test_the_contract_tells_the_shapes_and_a_plan_has_them(package: Package, nam
     for attrs in cases:
         defaults = {"first": 0, "step": 2} if name == "strided" else {"m": 3} if "m: " in text else {}
         op = kind(**{**defaults, **({"half": False} if name == "by_choice" else {}), **attrs})
-        x = torch.zeros(*(3, 8)[-dims:], dtype=torch.float64)
+        x = torch.zeros(*(3, 8)[-dims:], dtype=torch.float64, device=DEVICE)
         meta = package.module("runtime.plan").Meta.dense("f64", tuple(x.shape))
         shapes = tuple(tuple(y.shape) for y in all_of(reference(x, **attrs)))
         assert op.output_shapes({"x": meta}) == shapes

@@ -110,7 +110,8 @@ def test_infinities_of_a_sum() -> None:
 @pytest.mark.parametrize("name", SCANNING)
 def test_the_compiler_s_own_scan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter scans a recurrence in another way, for it takes its time for each element: few are enough here."""
-    monkeypatch.setattr(rows, "INTERPRETED", False)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(rows, "INTERPRETED", False)
     for shape in ((1, 1), (3, 5), (2, 33)):
         agree(name, filled(name, shape), last(name))
         given = {n: v.mT.contiguous().mT for n, v in filled(name, shape).items()}
