@@ -734,7 +734,8 @@ def _wide(text: str) -> str:
 def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, printer: Printer) -> tuple[str, str, str]:
     """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
     end."""
-    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, 1], COMPUTE)'
+    width = "BLOCK_R" if node.params[0] == "logsumexp" else "1"
+    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, {width}], COMPUTE)'
     if node.params[0] == "logsumexp":
         return (
             start,
@@ -786,7 +787,7 @@ def _reduction(
         )
     if word == "logsumexp":
         return (
-            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = tl.zeros([BLOCK_K, 1], COMPUTE)',
+            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)',
             f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask})",
             f"{name} = rows.logarithm({name}_top, {acc})",
         )

@@ -169,22 +169,23 @@ def smallest(acc):
 
 
 @triton.jit
-def exponentials(top, total, value, mask):
-    """Takes a tile into a sum of exponentials beside the largest one so far, [BLOCK_K, 1] each: in one pass nothing overflows.
+def exponentials(top, acc, value, mask):
+    """Takes a tile into sums of exponentials, one a lane, beside the largest value so far of all: in one pass nothing overflows.
 
     One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
-    same for all, and `logarithm` takes it out.
+    same for all, and `logarithm` takes it out. The lanes are added up there, so that a step has one reduction, not two.
     """
     value = tl.where(mask, value, float("-inf"))
     larger = maximum(top, largest(value))
+    same = (top == larger) | isinf(larger)  # an infinity less itself would be NaN, as would 0 times one
     if value.dtype == tl.float64:
-        shift = tl.where(isinf(larger), 0.0, larger)  # an infinity less itself would be NaN
-        return larger, total * exp(top - shift) + tl.sum(exp(value - shift), axis=1, keep_dims=True)
+        shift = tl.where(isinf(larger), 0.0, larger)
+        return larger, acc * exp(tl.where(same, 0.0, top - shift)) + exp(value - shift)
     else:
         bits = in_bits(larger)
-        scale = tl.exp2(tl.where(top == larger, 0.0, top * 1.4426950408889634 - bits))
+        scale = tl.exp2(tl.where(same, 0.0, top * 1.4426950408889634 - bits))
         raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -bits))
-        return larger, total * scale + tl.sum(raised, axis=1, keep_dims=True)
+        return larger, tl.fma(acc, scale, raised)
 
 
 @triton.jit
@@ -213,15 +214,15 @@ def of_finite(top, total):
 
 
 @triton.jit
-def logarithm(top, total):
-    """The logarithm of a sum of exponentials of which the largest was taken out."""
-    return _less_largest(top, total) + tl.where(isinf(top), 0.0, top)
+def logarithm(top, acc):
+    """The logarithm of the sum of exponentials of which the largest was taken out, [BLOCK_K, 1]."""
+    return _less_largest(top, total(acc)) + tl.where(isinf(top), 0.0, top)
 
 
 @triton.jit
-def logarithm_less_largest(top, total):
+def logarithm_less_largest(top, acc):
     """The same, less the largest, without the digits that it would take; an infinity less itself is no number."""
-    return tl.where(isinf(top), float("nan"), _less_largest(top, total))
+    return tl.where(isinf(top), float("nan"), _less_largest(top, total(acc)))
 
 
 @triton.jit
