@@ -731,20 +731,22 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
+_NO_EXPONENTIALS = "rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)"
+
+
 def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, printer: Printer) -> tuple[str, str, str]:
     """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
     end."""
-    width = "BLOCK_R" if node.params[0] == "logsumexp" else "1"
-    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = tl.zeros([BLOCK_K, {width}], COMPUTE)'
+    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = '
     if node.params[0] == "logsumexp":
         return (
-            start,
+            start + _NO_EXPONENTIALS,
             f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, {mask})",
             f"{name} = rows.logarithm_less_largest({top}, {name}_acc)",
         )
     half = "HALF" if printer.coarse(node.args[0]) else "False"
     return (
-        start,
+        start + "tl.zeros([BLOCK_K, 1], COMPUTE)",
         f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, {mask}, LOOP, {half})",
         f"{name} = rows.of_finite({top}, {name}_acc)",
     )
@@ -787,7 +789,7 @@ def _reduction(
         )
     if word == "logsumexp":
         return (
-            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)',
+            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = {_NO_EXPONENTIALS}',
             f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask})",
             f"{name} = rows.logarithm({name}_top, {acc})",
         )

@@ -53,7 +53,7 @@ def cross_entropy_forward(
     if not LABEL_SMOOTHING_IS_0:
         near = tl.where(isinf(zt), 0, zt)  # known before the others are read
     top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    rest_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    rest_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
     if not LABEL_SMOOTHING_IS_0:
         spread_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         spread_total2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)

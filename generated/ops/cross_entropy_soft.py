@@ -38,7 +38,7 @@ def cross_entropy_soft_forward(
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
     lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    lse_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     each_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
@@ -86,7 +86,7 @@ def cross_entropy_soft_finish(
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
     lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    lse_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     each_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):

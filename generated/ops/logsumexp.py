@@ -32,7 +32,7 @@ def logsumexp_forward(
     k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
     for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
@@ -56,7 +56,7 @@ def logsumexp_finish(
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
     y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    y_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within

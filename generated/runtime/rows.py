@@ -169,23 +169,36 @@ def smallest(acc):
 
 
 @triton.jit
+def no_exponentials(COMPUTE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+    """What `exponentials` begins with: a sum for each lane, which spares a reduction a step, where there are registers for it."""
+    if BLOCK_R <= 2048:
+        return tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+    else:
+        return tl.zeros([BLOCK_K, 1], COMPUTE)
+
+
+@triton.jit
 def exponentials(top, acc, value, mask):
-    """Takes a tile into sums of exponentials, one a lane, beside the largest value so far of all: in one pass nothing overflows.
+    """Takes a tile into sums of exponentials beside the largest value so far of all: in one pass nothing overflows.
 
     One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
-    same for all, and `logarithm` takes it out. The lanes are added up there, so that a step has one reduction, not two.
+    same for all, and `logarithm` takes it out.
     """
     value = tl.where(mask, value, float("-inf"))
     larger = maximum(top, largest(value))
     same = (top == larger) | isinf(larger)  # an infinity less itself would be NaN, as would 0 times one
     if value.dtype == tl.float64:
         shift = tl.where(isinf(larger), 0.0, larger)
-        return larger, acc * exp(tl.where(same, 0.0, top - shift)) + exp(value - shift)
+        scale = exp(tl.where(same, 0.0, top - shift))
+        raised = exp(value - shift)
     else:
         bits = in_bits(larger)
         scale = tl.exp2(tl.where(same, 0.0, top * 1.4426950408889634 - bits))
         raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -bits))
-        return larger, tl.fma(acc, scale, raised)
+    if acc.shape[1] == 1:
+        return larger, acc * scale + tl.sum(raised, axis=1, keep_dims=True)
+    else:
+        return larger, acc * scale + raised
 
 
 @triton.jit

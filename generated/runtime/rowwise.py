@@ -263,8 +263,8 @@ class Rowwise(Stage):
         single = call.compute in ("f32", "i32", "bool")
         row_bytes = self._row_bytes(call, bound, axes)
         once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
-        common = self._common_bytes(call, bound, pattern)
-        tile, columns = Tile.of(split, len(partial), call.multiprocessors, row_bytes, single, once, common), 1
+        load = Load(row_bytes, self._common_bytes(call, bound, pattern), single, once, call.of_gradients)
+        tile, columns = Tile.of(split, len(partial), call.multiprocessors, load), 1
         along = not (split.inner_kept and split.n_kept > 1)  # memory runs along the rows' elements
         if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
             tile, columns = Tile.of_columns(split, call.multiprocessors), cdiv(split.n_reduced, COLUMNS)
@@ -350,6 +350,22 @@ def _sizes(extents: Mapping[Axis, int]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What a program has to do for an element of a row."""
+
+    row_bytes: int
+    """Of it in all tensors that have rows and are read."""
+    common: int
+    """Bytes of it in all tensors that rows have in common."""
+    single: bool
+    """Whether what is computed has 32 bits."""
+    once: bool
+    """Whether a row is walked over once."""
+    gradient: bool
+    """Whether what is written are gradients."""
+
+
+@dataclass(frozen=True)
 class Tile:
     """The tile of a program, and its share where gradients are summed over the rows."""
 
@@ -374,23 +390,18 @@ class Tile:
         return Tile(2, COLUMNS, False, 4, span, cdiv(split.n_kept, span) if span else 1, STAGES)
 
     @staticmethod
-    def of(
-        split: Split, partial: int, multiprocessors: int, row_bytes: int, single: bool, once: bool = False, common: int = 0
-    ) -> Tile:  # fmt: skip
+    def of(split: Split, partial: int, multiprocessors: int, load: Load) -> Tile:
         """Memory runs along the elements of a row, or along the rows; then a tile has many rows side by side.
 
         Args:
             partial: how many gradients are summed over the rows.
-            row_bytes: of an element, in all tensors that have rows and are read.
-            single: whether what is computed has 32 bits.
-            once: whether a row is walked over once.
-            common: bytes of an element in all tensors that rows have in common.
         """
+        row_bytes, single = load.row_bytes, load.single
         width = max(1, split.n_reduced)
         padded = 1 << (width - 1).bit_length()
         most = 1 << (max(split.n_kept, 1) - 1).bit_length()
         least = 1 << (max(cdiv(split.n_kept, PROGRAMS), 1) - 1).bit_length()
-        if once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
+        if load.once and split.n_reduced > TILE and not (split.inner_kept and split.n_kept > 1):
             block_r = max(512, min(STEP // 2, 1 << (STEP // row_bytes).bit_length() >> 1))
             return Tile(least, block_r, True, 4, least, cdiv(split.n_kept, least), STAGES)
         if split.inner_kept and split.n_kept > 1:
@@ -405,9 +416,10 @@ class Tile:
             block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
         block_k = max(block_k, least)
         loop = split.n_reduced > block_r or split.n_reduced == 0
-        warps = min(32 if block_r > TILE and row_bytes > 2 else 16, max(2, block_k * block_r // 512))
+        many = block_r > TILE and (row_bytes > 2 or not load.gradient)
+        warps = min(32 if many else 16, max(2, block_k * block_r // 512))
         twice = 2 * row_bytes * block_k * block_r <= COMMON and split.n_kept * warps >= 2 * BUSY * block_k
-        if common > row_bytes and twice and block_r > 1024 and not (partial or loop or split.inner_kept):
+        if load.common > row_bytes and twice and block_r > 1024 and not (partial or loop or split.inner_kept):
             block_k *= 2  # what rows have in common is more than they are: it is read for twice as many
         rows = cdiv(split.n_kept, block_k)
         if not partial:
