@@ -179,6 +179,24 @@ def shown() -> str:
     return "\n".join(lines)
 
 
+def rows() -> str:
+    """Shares of the copy bandwidth of ops of rows, beside each peer."""
+    data = json.loads((ROOT / "docs" / "rows.json").read_text(encoding="utf-8"))
+    found: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
+    for op, width, dtype, direction, peer, _, share, _ in data["rows"]:
+        found.setdefault((f"{op} {direction}", width), {})[dtype, peer] = share
+    peers, names = ("eager", "compiled", "liger"), list(dict.fromkeys(name for name, _ in found))
+    lines = ["| Op | Width | bf16 | f32 |", "|---|---|---|---|"]
+    for name, width in sorted(found, key=lambda k: (names.index(k[0]), k[1])):
+        cell = found[name, width]
+        texts = []
+        for dtype in ("bf16", "f32"):
+            own = [f"{cell[dtype, p]:.2f}" if (dtype, p) in cell else "-" for p in ("pullback", *peers)]
+            texts.append(f"{own[0]} [{', '.join(own[1:])}]")
+        lines.append(f"| {name} | {width} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def slow() -> str:
     """Where a peer is quicker."""
     lines = ["| Op | dtype | Times the peer's time | Peer |", "|---|---|---|---|"]
@@ -254,7 +272,7 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/accuracy.md": (accuracy,),
     "docs/cases.md": (cases,),
     "docs/custom.md": (custom,),
-    "docs/speed.md": (slow, layouts, speed),
+    "docs/speed.md": (slow, rows, layouts, speed),
     "README.md": (wrong, refused, spec, kernel, shown),
 }
 

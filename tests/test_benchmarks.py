@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -523,3 +524,35 @@ def test_quicker_tiles_are_listed_below_the_chosen_one() -> None:
     text = tiles.table([*found, {**row, "change": "broken", "error": "OutOfResources"}])
     assert [line.split("|")[-2].strip() for line in text[2:]] == ["0.800", "0.900 wrong", "0.850"]
     assert tiles.table([{**row, "change": "as chosen", "error": "OutOfResources"}])[2].count("OutOfResources") == 1
+
+
+# ---------------------------------------------------------------------------------------------- steps
+
+
+def test_a_run_of_steps_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured is printed and saved as it comes; a wrong step of ours is the exit code."""
+    now = iter(range(100))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(steps, "no_device", lambda: False)
+    monkeypatch.setattr(steps, "DeviceClock", Clock)
+    monkeypatch.setattr(steps, "copy_bandwidth", lambda clock: 1e12)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+
+    def measured(name: str, *_: Any) -> Any:
+        yield {
+            "op": name, "grad": "f32", "param": "f32", "peer": "pullback", "seconds": 1e-3, "host_seconds": 1e-5, "share": 0.5,
+            "tensors": 3, "mb": 1.0, "wrong": name == "lion",
+        }  # fmt: skip
+
+    monkeypatch.setattr(steps, "measure", measured)
+    out = tmp_path / "steps.json"
+    words = [w for name in ("adamw", "sgd", "lion") for w in ("--op", name)]
+    assert steps.main([*words, "--out", str(out), "--seconds-limit", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("| Step |") == 1 and "| adamw |" in printed and "| sgd |" in printed
+    assert printed.endswith("left out for lack of time: lion\n")
+    found = json.loads(out.read_text())
+    assert [r["op"] for r in found["rows"]] == ["adamw", "sgd"] and found["left_out"] == ["lion"]
+    assert steps.main(["--op", "lion"]) == 1
