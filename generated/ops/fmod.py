@@ -42,9 +42,9 @@ def fmod_forward(
 
 @triton.jit
 def fmod_backward(
-    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, y_ptr, y_strides, dy_ptr, dy_strides,
-    dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes,
-    reduced_strides, n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr,
+    x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr,
+    dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides,
+    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
@@ -61,8 +61,8 @@ def fmod_backward(
             other = scalar(other_number, COMPUTE)
         else:
             other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
-        y = tl.load(y_ptr + offset(i, at, y_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
+        y = _fmod(x, other, HALF)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
@@ -85,7 +85,7 @@ class Fmod(DifferentiableOp):
     name = "fmod"
     inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number", scalar=True))
     outputs = (Tensor("y", "...", "number"),)
-    residuals = ("x", "other", "y")
+    residuals = ("x", "other")
     gradients = ("x", "other")
     forward = (Elementwise.of(fmod_forward),)
     backward = (Elementwise.of(fmod_backward),)
