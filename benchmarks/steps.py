@@ -111,6 +111,8 @@ def peers(
         try:
             peer = theirs(name, sizes, TORCH[param], param, device, **{flag: True})
             peer.step()
+        except torch.OutOfMemoryError:
+            raise
         except (TypeError, RuntimeError):  # torch has no such form of it; on a device it may find that out as it steps
             continue
         yield flag, peer, peer.step

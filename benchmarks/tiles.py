@@ -111,7 +111,7 @@ def tiles(
     out, known = [], set()
     for direction, change in itertools.product(directions, among):
         seen: set[Tile | None] = set()
-        with changed(cell, change, seen), mock.patch("generated.runtime.prepared.Start.__call__"):
+        with changed(cell, change, seen), mock.patch("generated.runtime.prepared.PreparedLaunch.__call__"):
             call = _calls(cell, operands, (direction,))
             seen.clear()  # a backward has its forward before it
             call[direction](0)
@@ -184,7 +184,12 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--widths", type=rows._widths, default=(8192,))
     out.add_argument("--dtypes", type=some(cases.DTYPES), default=("f32",))
     out.add_argument("--directions", type=some(rows.DIRECTIONS), default=rows.DIRECTIONS)
-    out.add_argument("--warps", type=_numbers, default=(-1, 0, 1), help="powers of two that the warps are taken times")
+    out.add_argument(
+        "--warps",
+        type=_numbers,
+        default=(-1, 0, 1),
+        help="powers of two that the warps are taken times; below 0 with an equals sign: --warps=-1,0",
+    )
     out.add_argument("--rows", type=_numbers, default=(-1, 0, 1), help="the same of the rows of a program")
     out.add_argument(
         "--hands", type=_numbers, default=HANDS, help="tiles in hand, where gradients are summed over rows"

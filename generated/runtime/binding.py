@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .device import Torch, debugging, interpreted, torch_if_found, torch_library
 from .graph import recording
-from .op import RuntimeOp
+from .op import RuntimeOp, remember
 from .prepared import Prepared
 from .views import INTS
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
 NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent would be lost"
 _NO_TRACE = "{}: kernels run between the graphs of torch.compile, not in them: leave out fullgraph=True"
-
-
-_KINDS = 4096
-"""Kinds of calls of an op that are kept."""
 
 
 def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
@@ -49,18 +45,21 @@ def call(op: RuntimeOp, given: dict[str, Any]) -> Any:
     if lib.torch.compiler.is_compiling():
         lib.torch._dynamo.graph_break(msg=_NO_TRACE.format(op.name))  # with fullgraph=True it is the error
         return lib.torch.compiler.disable(_call)(op, given, lib)
-    kind = None if debugging() else _kind(op, given, lib)
-    if kind is not None and (ready := op.ready.get(kind)) is not None:
+    key = None if debugging() else _key(op, given, lib)
+    ready = _ready(op, key)
+    if ready is not None:
         return _result(ready.run(op, tuple(given.values())))
-    return _call(op, given, lib, kind)
+    return _call(op, given, lib, key)
 
 
 def _result(outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _kind(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> Any:
+def _key(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> Any:
     """All that checks and plans of a call depend on; None where that is more than is looked at here."""
+    if lib.transformed():
+        return None
     facts: list[Any] = [*given]
     wants = False
     for value in given.values():
@@ -69,41 +68,36 @@ def _kind(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> Any:
                 return None
             facts.append((value.dtype, value.shape, value.stride(), value.device))
             wants = wants or value.requires_grad
-        elif value is None or type(value) in (float, int):
-            facts.append(type(value))
+        elif value is None:
+            facts.append(None)
+        elif type(value) in (float, int):
+            facts.append((type(value), value) if op.plans_numbers else type(value))
         else:
             return None
-    attrs = tuple(op.attrs.values())
-    if lib.transformed():
-        return None
-    facts += map(type, attrs)  # True, 1 and 1.0 are equal
-    kind = wants and lib.torch.is_grad_enabled(), tuple(facts), attrs
+    return wants and lib.torch.is_grad_enabled(), tuple(facts), op.attrs_key()
+
+
+def _ready(op: RuntimeOp, key: Any) -> Any:
     try:
-        hash(attrs)
-    except TypeError:  # of an attr that `require` refuses
+        return op.ready.get(key)
+    except TypeError:  # an attr that `require` refuses has no hash
         return None
-    return kind
 
 
-def keep(op: RuntimeOp, kind: Any, prepared: Prepared, ready: Any) -> None:
-    """Keeps what calls of that kind come to.
+def keep(op: RuntimeOp, key: Any, given: Mapping[str, Any], prepared: Prepared, ready: Any) -> None:
+    """Keeps what a call came to, for the next with its key.
 
     Args:
-        kind: None where it is not known.
+        key: None where it is not known.
         prepared: of its forward.
         ready: has `run(op, values)`, which returns the outputs.
     """
-    numbers = any(v in (float, int) for v in kind[1]) if kind is not None else False
-    if kind is None or (
-        numbers and prepared.plan.compute in INTS
-    ):  # among ints a number's value is looked at each time
-        return
-    if len(op.ready) >= _KINDS:
-        op.ready.clear()
-    op.ready[kind] = ready
+    numbers = any(isinstance(v, (float, int)) for v in given.values())
+    if key is not None and not (numbers and prepared.plan.compute in INTS):  # among ints it is looked at each number
+        remember(op.ready, key, ready)
 
 
-def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, kind: Any = None) -> Any:
+def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, key: Any = None) -> Any:
     op.require()
     given = {n: plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
@@ -116,20 +110,25 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, kind: Any = None) ->
     if debugging():
         check_indices(op, given)
     if wants and op.has_backward:
-        outputs = op.with_autograd(given, kind)
+        outputs = op.with_autograd(given, key)
     else:
         prepared = forward(op, given, lib)
         outputs = prepared.run(op, tuple(given.values()))
         if wants and any(o.is_floating_point() for o in outputs):
             raise RuntimeError(f"{op.name} has no backward ({op.without}), and an input requires a gradient: detach it")
-        keep(op, kind, prepared, prepared)
+        keep(op, key, given, prepared, prepared)
     return _result(outputs)
 
 
 def forward(op: RuntimeOp, given: Mapping[str, Any], lib: Torch, saving: bool = False) -> Prepared:
-    """The forward of calls like this one; it makes the outputs, and with `saving` behind them what is kept for training."""
+    """The forward of calls like this one; it makes the outputs, and with `saving` behind them what is kept for training.
+
+    Raises:
+        TypeError, ValueError: as a call does, naming op and argument.
+    """
+    device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
     return Prepared.of(
-        op, op.plan_forward, given, tuple(given),
+        op, op.plan_forward, given, tuple(given), device,
         lambda plan: {**plan.outputs, **(plan.saved if saving else {})}, lambda plan: op.between(plan, saving), lib,
     )  # fmt: skip
 
@@ -148,11 +147,10 @@ def plain(value: Any, lib: Torch) -> Any:
 
 
 def _refuse_transforms(op: RuntimeOp, tensors: Mapping[str, torch.Tensor], lib: Torch) -> None:
-    functorch = lib.torch._C._functorch
-    if any(functorch.is_batchedtensor(t) for t in tensors.values()):
+    if any(map(lib.batched, tensors.values())):
         raise RuntimeError(NO_VMAP.format(op.name))
-    forward = lib.torch.autograd.forward_ad
-    if forward._current_level >= 0 and any(forward.unpack_dual(t).tangent is not None for t in tensors.values()):
+    unpacked = lib.torch.autograd.forward_ad.unpack_dual
+    if lib.forward_mode() and any(unpacked(t).tangent is not None for t in tensors.values()):
         raise RuntimeError(NO_JVP.format(op.name))
 
 

@@ -157,11 +157,11 @@ class DifferentiableOp(RuntimeOp):
 
     # -------------------------------------------------------------------------------- torch
 
-    def with_autograd(self, given: dict[str, Any], kind: Any = None) -> Sequence[Any]:
-        """The outputs for tensors of torch, of which one wants a gradient; `kind` is what `binding` keeps the call by."""
+    def with_autograd(self, given: dict[str, Any], key: Any = None) -> Sequence[Any]:
+        """The outputs for tensors of torch, of which one wants a gradient; `key` is what `binding` keeps the call by."""
         from .autograd import apply
 
-        return apply(self, given, kind)
+        return apply(self, given, key)
 
 
 class GradientCall(Call):

@@ -112,7 +112,7 @@ class Limits:
 
     warps: int = 32
     shared: int = 64 * 1024
-    """Bytes of shared memory."""
+    """Bytes of shared memory; if nothing is known, what every device has."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Launch:
     """Steps of a loop whose loads are under way at a time; 0 leaves it to Triton."""
     scratch: Mapping[str, Meta] = field(default_factory=dict)
     """Scratch that a hand-written kernel asks for, by the names in `pointers`."""
-    hand: int = 0
-    """Shared memory of each tile that a kernel with `STAGES` has in hand beyond the first: of a device with less it has fewer."""
+    stage_bytes: int = 0
+    """Bytes of shared memory that each of a kernel's `STAGES` takes beyond the first: on a device with less there are fewer."""
 
     def arguments(self, tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
         """Every argument by parameter name, pointers looked up in `tensors` (absent: None)."""
@@ -139,10 +139,12 @@ class Launch:
 
     def on(self, limits: Limits) -> Launch:
         """The launch as a device takes it."""
-        values = self.values
-        if self.hand:
-            values = {**values, "STAGES": max(1, min(values["STAGES"], 1 + (limits.shared - _REDUCED) // self.hand))}
-        return replace(self, values=values, warps=min(self.warps, limits.warps))
+        values, warps = self.values, min(self.warps, limits.warps)
+        if self.stage_bytes:
+            most = max(1, 1 + (limits.shared - _REDUCED) // self.stage_bytes)
+            if values["STAGES"] > most:
+                values = {**values, "STAGES": most}
+        return self if values is self.values and warps == self.warps else replace(self, values=values, warps=warps)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -30,7 +30,9 @@ STEP = 8192
 MANY = 256
 """Rows that are enough for a device where a program of few warps has one."""
 STAGES = 3
-"""Tiles that a program of many rows, or of one long row, has in hand at most."""
+"""Tiles that a program of many rows, or of one long row, has in hand: one that it computes, and those on their way."""
+MORE_STAGES = 4
+"""Those of several short rows of halves with two sums over the rows: they take longer to compute than to load."""
 COMMON = 32 * 1024
 """Bytes of a program's rows at most where it has twice as many for the sake of what they have in common."""
 COLUMNS = 1024
@@ -263,7 +265,8 @@ class Rowwise(Stage):
         single = call.compute in ("f32", "i32", "bool")
         row_bytes = self._row_bytes(call, bound, axes)
         once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
-        load = Load(row_bytes, self._common_bytes(call, bound, pattern), single, once, call.of_gradients)
+        common = self._common_bytes(call, bound, pattern)
+        load = Load(row_bytes, common, single=single, once=once, gradient=call.of_gradients)
         tile, columns = Tile.of(split, len(partial), call.multiprocessors, load), 1
         along = not (split.inner_kept and split.n_kept > 1)  # memory runs along the rows' elements
         if partial and self.by_columns and along and TILE < split.n_reduced <= 65535 * COLUMNS:
@@ -300,8 +303,8 @@ class Rowwise(Stage):
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         # Without a row there is what all rows have in common: something that is written has elements.
         programs = tile.parts if partial else max(1, cdiv(split.n_kept, tile.block_k))
-        hand = row_bytes * tile.block_k * tile.block_r if tile.stages > 1 else 0
-        return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps, hand=hand)
+        stage_bytes = row_bytes * tile.block_k * tile.block_r if tile.stages > 1 else 0
+        return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps, stage_bytes=stage_bytes)
 
     def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
         """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
@@ -395,6 +398,7 @@ class Tile:
 
         Args:
             partial: how many gradients are summed over the rows.
+            load: what there is to do for an element of a row.
         """
         row_bytes, single = load.row_bytes, load.single
         width = max(1, split.n_reduced)
@@ -416,18 +420,19 @@ class Tile:
             block_k = max(1, min(1 << (few // block_r).bit_length() >> 1, most))
         block_k = max(block_k, least)
         loop = split.n_reduced > block_r or split.n_reduced == 0
-        many = block_r > TILE and (row_bytes > 2 or not load.gradient)
-        warps = min(32 if many else 16, max(2, block_k * block_r // 512))
+        most_warps = 32 if block_r > TILE and (row_bytes > 2 or not load.gradient) else 16
+        warps = min(most_warps, max(2, block_k * block_r // 512))
         twice = 2 * row_bytes * block_k * block_r <= COMMON and split.n_kept * warps >= 2 * BUSY * block_k
         if load.common > row_bytes and twice and block_r > 1024 and not (partial or loop or split.inner_kept):
-            block_k *= 2  # what rows have in common is more than they are: it is read for twice as many
+            # What rows have in common is more than they are: it is read for twice as many, by the same warps.
+            block_k *= 2
         rows = cdiv(split.n_kept, block_k)
         if not partial:
             return Tile(block_k, block_r, loop, warps, block_k, rows)
         size = row_bytes * block_k * block_r
-        stages = (
-            1 if loop else STAGES + (partial > 1 and block_k > 1 and row_bytes <= 4)
-        )  # two sums of halves leave memory time
+        stages = 1 if loop else STAGES
+        if partial > 1 and block_k > 1 and row_bytes <= 4 and not loop and not split.inner_kept:
+            stages = MORE_STAGES
         parts = max(1, min(rows, max(1, min(3, IN_FLIGHT // size)) * multiprocessors))
         span = cdiv(rows, parts) * block_k
         return Tile(block_k, block_r, loop, warps, span, cdiv(split.n_kept, span) if span else 1, stages)

@@ -1,7 +1,7 @@
 """torch's autograd over ops: what is saved of a call, and how its backward runs.
 
-`DifferentiableOp.with_autograd` brings a call here where a gradient is wanted. What calls of one kind come to is a `Tape`, with what
-their backward comes to beside it: one for each set of gradients and layout of cotangents that was asked for.
+`DifferentiableOp.with_autograd` brings a call here where a gradient is wanted. What calls of one key come to is a `PreparedCall`, with
+what their backward comes to beside it: one for each set of gradients and layout of cotangents that was asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import binding
 from .device import Torch, torch_library
 from .differentiable import DifferentiableOp
+from .op import remember
 from .plan import Given, Meta
 from .prepared import Prepared
 from .views import FLOATS
@@ -22,20 +23,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def apply(op: DifferentiableOp, given: dict[str, Any], kind: Any = None) -> Sequence[Any]:
-    """The outputs of an op on tensors and numbers by name, of which one or more want a gradient."""
+def apply(op: DifferentiableOp, given: dict[str, Any], key: Any = None) -> Sequence[Any]:
+    """The outputs of an op on tensors and numbers by name, of which one or more want a gradient.
+
+    Args:
+        key: what `binding` keeps the call by; None where it does not.
+
+    Raises:
+        TypeError, ValueError: as a call does, naming op and argument.
+    """
     lib = torch_library()
     if lib.transformed():
         outputs: tuple[Any, ...] = _functions()[1].apply(op, tuple(given), *given.values())
         return outputs[: len(op.outputs)]
-    tape = Tape(op, given, lib)
-    made = tape.run(op, tuple(given.values()))
-    binding.keep(op, kind, tape.forward, tape)
+    call = PreparedCall(op, given, lib)
+    made = call.run(op, tuple(given.values()))
+    binding.keep(op, key, given, call.forward, call)
     return made
 
 
-class Tape:
-    """Calls of one kind: their forward, what they save, and the ways to their gradients."""
+class PreparedCall:
+    """Calls of one key that want a gradient: their forward, what they save, and their backwards."""
 
     def __init__(self, op: DifferentiableOp, given: Mapping[str, Any], lib: Torch) -> None:
         self.forward = binding.forward(op, given, lib, saving=True)
@@ -47,66 +55,62 @@ class Tape:
         there = {n for n, v in {**self.metas, **self.outputs}.items() if isinstance(v, Meta)}
         # A buffer that a call has overwritten is not what its backward reads.
         self.kept = {n: every.index(n) for n in op.residuals if n in there and n not in plan.updated}
-        self._numbers = {n: k for k, n in enumerate(self.names) if isinstance(self.metas[n], (int, float))}
+        self.numbers = {n: k for k, n in enumerate(self.names) if isinstance(self.metas[n], (int, float))}
         smooth = {t.name for t in op.outputs if t.differentiable}
         self._fixed = [k for k, (n, m) in enumerate(self.outputs.items()) if n not in smooth or m.dtype not in FLOATS]
         self._count = len(plan.outputs)
-        self._ways: dict[Any, Way] = {}
+        self._backwards: dict[Any, PreparedBackward] = {}
 
     def run(self, op: DifferentiableOp, values: tuple[Any, ...]) -> Sequence[Any]:
         """The outputs, on torch's tape."""
         outputs: tuple[Any, ...] = _functions()[0].apply(self, op, *values)
         return outputs[: self._count]
 
-    def keep(self, ctx: Any, op: DifferentiableOp, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def save(self, ctx: Any, op: DifferentiableOp, values: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Saves of a call what its backward reads."""
-        ctx.tape, ctx.op = self, op
+        ctx.call, ctx.op = self, op
         ctx.set_materialize_grads(False)
         if self._fixed:
             ctx.mark_non_differentiable(*[outputs[k] for k in self._fixed])
         every = (*values, *outputs)
-        ctx.numbers = [values[k] for k in self._numbers.values()]
+        ctx.numbers = [values[k] for k in self.numbers.values()]
         ctx.save_for_backward(*[every[k] for k in self.kept.values()])
 
-    def way(
+    def backward_of(
         self, op: DifferentiableOp, needs: tuple[bool, ...], saved: Sequence[Any], cotangents: Mapping[str, Any]
-    ) -> Way:
-        """How the gradients come about that `needs` says, for cotangents by name."""
-        lib = torch_library()
+    ) -> PreparedBackward:
+        """The backward to the gradients that `needs` says, for cotangents by name."""
         # What was saved is looked at too: a hook may have laid it out anew.
         key = needs, tuple(cotangents), tuple([(v.dtype, v.shape, v.stride()) for v in (*saved, *cotangents.values())])
-        found = self._ways.get(key)
+        found = self._backwards.get(key)
         if found is None:
-            if len(self._ways) >= 64:
-                self._ways.clear()
-            found = self._ways[key] = Way(self, op, needs, saved, cotangents, lib)
+            found = PreparedBackward(self, op, needs, saved, cotangents, torch_library())
+            remember(self._backwards, key, found)
         return found
 
 
-class Way:
-    """How gradients of one kind of backward come about: by launches, as a cotangent that is handed on, or as another gradient."""
+class PreparedBackward:
+    """How a call's gradients come about: by launches, as a cotangent that is handed on, or as another gradient."""
 
     def __init__(
-        self, tape: Tape, op: DifferentiableOp, needs: tuple[bool, ...], saved: Sequence[Any], cotangents: Mapping[str, Any], lib: Torch,
+        self, call: PreparedCall, op: DifferentiableOp, needs: tuple[bool, ...], saved: Sequence[Any], cotangents: Mapping[str, Any], lib: Torch,
     ) -> None:  # fmt: skip
-        wanted = [n for n, need in zip(tape.names, needs) if need]
+        wanted = [n for n, need in zip(call.names, needs) if need]
         for name in wanted:
             if name not in op.gradients:
                 raise RuntimeError(f"{op.name}: the gradient of `{name}` is declared `not_differentiable`: detach it")
-        metas = {n: m for n in wanted if isinstance(m := tape.metas[n], Meta) and m.dtype in FLOATS}
+        metas = {n: m for n in wanted if isinstance(m := call.metas[n], Meta) and m.dtype in FLOATS}
         supplied = lib.metas(cotangents)
-        ways = op.ways({**tape.metas, **supplied}, [*metas])
-        self.forward = tape.forward
+        ways = op.ways({**call.metas, **supplied}, [*metas])
         self.backward: Prepared | None = None
         self._summed: list[tuple[int, tuple[int, ...]]] = []
         if ways.launched:
-            tensors = {**dict(zip(tape.kept, saved)), **cotangents}
-            given = {**tape.outputs, **tape.metas, **{f"d{t.name}": None for t in op.outputs}, **tensors}
-            device = next(v.device for v in tensors.values())
+            tensors = {**dict(zip(call.kept, saved)), **cotangents}
+            given = {**call.outputs, **call.metas, **{f"d{t.name}": None for t in op.outputs}, **tensors}
+            device = call.forward.device
             self.backward = Prepared.of(
                 op, lambda known: op.plan_backward(known, ways.launched, lib.multiprocessors(device)), given,
-                (*tensors, *(n for n in tape.names if isinstance(tape.metas[n], (int, float)))),
-                lambda plan: {f"d{n}": plan.outputs[f"d{n}"] for n in ways.launched}, lambda plan: plan.scratch, lib,
+                (*tensors, *call.numbers), device, lambda plan: {f"d{n}": plan.outputs[f"d{n}"] for n in ways.launched}, lambda plan: plan.scratch, lib,
             )  # fmt: skip
             made = self.backward.plan.outputs
             # Operands of more dims than a kernel takes were stretched: their gradients are summed back.
@@ -117,10 +121,10 @@ class Way:
         places = {n: k for k, n in enumerate(ways.launched)}
         places |= {n: len(ways.launched) + list(cotangents).index(dy) for n, dy in ways.passed.items()}
         places |= {n: places[other] for n, other in ways.shared.items()}
-        self.places = [places.get(n) for n in tape.names]
+        self.places = [places.get(n) for n in call.names]
 
     def run(self, op: DifferentiableOp, numbers: Sequence[float], *tensors: Any) -> tuple[torch.Tensor, ...]:
-        """The gradients that are launched for, of what was saved and the cotangents."""
+        """The gradients that are launched for, each like its tensor, of what was saved and the cotangents."""
         assert self.backward is not None
         made = self.backward.run(op, (*tensors, *numbers))
         for k, shape in self._summed:
@@ -128,26 +132,28 @@ class Way:
         return tuple(made)
 
 
-def _backward(ctx: Any, *cotangents: Any) -> list[Any]:
+def _backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     """The gradients of a call's values."""
-    tape: Tape = ctx.tape
+    call: PreparedCall = ctx.call
     op: DifferentiableOp = ctx.op
     needs = ctx.needs_input_grad[2:]
     lib = torch_library()
     supplied = {f"d{t.name}": binding.plain(c, lib) for t, c in zip(op.outputs, cotangents) if c is not None}
     if not supplied:
-        return [None] * len(ctx.needs_input_grad)
+        return (None,) * len(ctx.needs_input_grad)
+    if any(map(lib.batched, supplied.values())):
+        raise RuntimeError(binding.NO_VMAP.format(op.name))
     saved = ctx.saved_tensors
-    way = tape.way(op, needs, saved, supplied)
+    prepared = call.backward_of(op, needs, saved, supplied)
     made: tuple[Any, ...] = ()
-    if way.backward is not None:
-        run = partial(way.run, op, ctx.numbers)
+    if prepared.backward is not None:
+        run = partial(prepared.run, op, ctx.numbers)
         tensors = (*saved, *supplied.values())
-        again = lib.torch.is_grad_enabled() and (lib.transformed() or any(t.requires_grad for t in tensors))
+        again = lib.transformed() or (lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         made = _functions()[2].apply(op, run, *tensors) if again else run(*tensors)
     # Autograd itself gets a cotangent that is passed, or one gradient twice, and clones where it must.
     every = (*made, *supplied.values())
-    return [None, None, *(None if k is None else every[k] for k in way.places)]
+    return None, None, *(None if k is None else every[k] for k in prepared.places)
 
 
 @cache
@@ -159,14 +165,14 @@ def _functions() -> tuple[Any, Any, Any]:
         """Forward and backward of any op. Saves what the backward kernels read, and only if a gradient is needed."""
 
         @staticmethod
-        def forward(ctx: Any, tape: Tape, op: DifferentiableOp, *values: Any) -> tuple[torch.Tensor, ...]:
-            outputs = tape.forward.run(op, values)
-            tape.keep(ctx, op, values, outputs)
+        def forward(ctx: Any, call: PreparedCall, op: DifferentiableOp, *values: Any) -> tuple[torch.Tensor, ...]:
+            outputs = call.forward.run(op, values)
+            call.save(ctx, op, values, outputs)
             return tuple(outputs)
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            return tuple(_backward(ctx, *cotangents))
+            return _backward(ctx, *cotangents)
 
     class Transformed(torch.autograd.Function):
         """The same in the form that torch.func asks for, which takes torch twice the time."""
@@ -178,7 +184,7 @@ def _functions() -> tuple[Any, Any, Any]:
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
             op, names, *values = inputs
-            Tape(op, dict(zip(names, values)), torch_library()).keep(ctx, op, values, output)
+            PreparedCall(op, dict(zip(names, values)), torch_library()).save(ctx, op, values, output)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -190,7 +196,7 @@ def _functions() -> tuple[Any, Any, Any]:
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            return tuple(_backward(ctx, *cotangents))
+            return _backward(ctx, *cotangents)
 
     class Once(torch.autograd.Function):
         """The backward as a function whose own backward is refused: kernels have no second derivative."""
@@ -202,6 +208,14 @@ def _functions() -> tuple[Any, Any, Any]:
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
             ctx.name = inputs[0].name
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise RuntimeError(binding.NO_JVP.format(ctx.name))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, op: DifferentiableOp, *more: Any) -> Any:
+            raise RuntimeError(binding.NO_VMAP.format(op.name))
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:

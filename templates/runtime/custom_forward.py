@@ -50,6 +50,8 @@ class CustomForward(RuntimeOp):
     dtypes and attrs: `lower` must depend on nothing else.
     """
 
+    plans_floats = plans_numbers = True  # `lower` has them all
+
     strided: ClassVar[bool] = False
     """Whether its kernels take operands as they lie, by the strides that `given` has. Else what is not row-major is copied before."""
     without = "it declares no `gradients`, or the package was generated for inference"

@@ -14,9 +14,6 @@ from .plan import Given, Limits, Meta
 if TYPE_CHECKING:
     import torch
 
-_ANY_SHARED = 64 * 1024
-"""Bytes of shared memory that a program may take where torch does not say."""
-
 
 class Torch:
     """What of torch is looked up once."""
@@ -34,10 +31,11 @@ class Torch:
         """Types of tensors that are nothing more."""
         self.processors: dict[Any, int] = {}
         self._limits: dict[Any, Limits] = {}
-        self._interpreters = torch._C._functorch.peek_interpreter_stack
+        self._transforms = torch._C._are_functorch_transforms_active  # as torch's own `Function.apply` asks
         self._forward_ad = torch.autograd.forward_ad
 
     def multiprocessors(self, device: torch.device) -> int:
+        """How many a device has; of the CPU, where the interpreter runs, two."""
         if device.type != "cuda":
             return 2
         if device not in self.processors:
@@ -45,18 +43,27 @@ class Torch:
         return self.processors[device]
 
     def limits(self, device: torch.device) -> Limits:
-        """What a program may take there: 1024 threads, and the shared memory of a multiprocessor."""
+        """What a program may take there: 1024 threads, and as much shared memory as it may ask for."""
         if device not in self._limits:
-            shared = _ANY_SHARED
+            shared = 0
             if device.type == "cuda":
                 found = self.torch.cuda.get_device_properties(device)
-                shared = getattr(found, "shared_memory_per_block_optin", shared)
-            self._limits[device] = Limits(16 if self.torch.version.hip else 32, shared)
+                shared = getattr(found, "shared_memory_per_block_optin", 0)
+            self._limits[device] = Limits(16 if self.torch.version.hip else 32, shared or Limits.shared)
         return self._limits[device]
 
     def transformed(self) -> bool:
         """Whether torch.func, or forward-mode differentiation, is at work."""
-        return self._interpreters() is not None or self._forward_ad._current_level >= 0
+        return self._transforms() or self.forward_mode()
+
+    def batched(self, tensor: torch.Tensor) -> bool:
+        """Whether it stands for a batch under vmap, torch.func's or the one of `is_grads_batched`: it has no memory."""
+        found = self.torch._C._functorch
+        return bool(found.is_batchedtensor(tensor) or found.is_legacy_batchedtensor(tensor))
+
+    def forward_mode(self) -> bool:
+        """Whether forward-mode differentiation is at work."""
+        return bool(self._forward_ad._current_level >= 0)
 
     def metas(self, given: Mapping[str, Any]) -> dict[str, Given]:
         """What a plan knows of each tensor; what is none stays as it is."""

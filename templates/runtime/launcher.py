@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .plan import Launch, Meta
+from .prepared import rounded_after, started
 from .views import ITEM_SIZES
 
 
@@ -92,7 +93,7 @@ class BoundLaunch:
             return
         compiled = self.launch.kernel.function[self.launch.grid](*self._arguments, **self._options)
         if compiled is not None:  # the interpreter compiles nothing
-            self._start = self._compiled[self._specialised] = compiled[self.launch.grid]
+            self._start = self._compiled[self._specialised] = started(compiled, self.launch.grid)
 
     def _stored(self) -> dict[str, Meta]:
         """By pointer, what the interpreter is to store through `rounded_after`: bf16 of a launch with a float64 beside it."""
@@ -106,8 +107,6 @@ class BoundLaunch:
 
     def _interpret(self) -> None:
         """The elements alone are rounded: what lies between them may be another tensor's."""
-        from .prepared import rounded_after
-
         assert self._arguments is not None
         names = [p.name for p in self.launch.kernel.abi.params]
         own = {p: a for p, a in zip(names, self._arguments) if p in self._written and a is not None}

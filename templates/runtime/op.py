@@ -31,6 +31,17 @@ View = TensorView | float | int | None
 """An argument as a host hands it over: a tensor, a number given for one, or nothing."""
 
 
+KEPT = 2048
+"""Of what is kept by a key the most; then the oldest goes."""
+
+
+def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keeps a value by its key."""
+    if len(cache) >= KEPT:
+        cache.pop(next(iter(tuple(cache))), None)
+    cache[key] = value
+
+
 class UnknownExtent(ShapeError):
     """An extent that what is given does not tell."""
 
@@ -77,8 +88,13 @@ class RuntimeOp:
     fuses: ClassVar[tuple[Step, ...]] = ()
     """The ops that a fused op stands for, step by step."""
 
+    plans_floats: ClassVar[bool] = False
+    """Whether checks or plans depend on the values of attrs that are floats."""
+    plans_numbers: ClassVar[bool] = False
+    """Whether they depend on the values of numbers that are given for tensors."""
+
     ready: ClassVar[dict[Any, Any]]
-    """What `binding` keeps of calls, by their kind."""
+    """What `binding` keeps of calls."""
 
     _plans: ClassVar[dict[Any, Plan]]
 
@@ -95,6 +111,8 @@ class RuntimeOp:
 
     def __init_subclass__(cls) -> None:
         cls._plans, cls.ready = {}, {}
+        planning = ("choices", "choices_by_size", "derived", "require_given")
+        cls.plans_floats |= any(getattr(cls, name) is not getattr(RuntimeOp, name) for name in planning)
         cls.elementwise = all(s.elementwise for s in cls.stages())
 
     @classmethod
@@ -295,10 +313,20 @@ class RuntimeOp:
 
     def _remember(self, key: Any, plan: Plan) -> Plan:
         """Plans are kept by everything they depend on; values of numbers are not among it."""
-        if len(self._plans) >= 4096:
-            self._plans.clear()
-        self._plans[key] = plan
+        remember(self._plans, key, plan)
         return plan
+
+    def attrs_key(self) -> tuple[Any, ...]:
+        """What checks and plans depend on of the attrs: types, for True, 1 and 1.0 are equal, and values."""
+        out: list[Any] = []
+        for value in self.attrs.values():
+            if type(value) is float and not self.plans_floats:
+                out.append(float)
+            elif type(value) is tuple:
+                out.append((value, tuple(map(type, value))))
+            else:
+                out.append((type(value), value))
+        return tuple(out)
 
     def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
         metas = tuple((n, type(v) if isinstance(v, (int, float)) else v) for n, v in given.items())

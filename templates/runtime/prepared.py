@@ -3,7 +3,7 @@
 Planning, and most of what Triton does at a launch, depends on dtypes, shapes and strides alone. It is done once; a call of the same
 kind puts its own tensors in.
 
-    prepared = Prepared.of(op, op.plan_forward, {"x": x}, lambda plan: plan.outputs, lambda plan: plan.scratch, lib)
+    prepared = Prepared.of(op, op.plan_forward, {"x": x}, ("x",), x.device, lambda plan: plan.outputs, lambda plan: plan.scratch, lib)
     (y,) = prepared.run(op, [x])
 """
 
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, float] = {}
 
 
-class Start:
-    """One launch: its arguments in order, and the places of those that change from call to call."""
+class PreparedLaunch:
+    """One launch: its arguments in order, and the places of those that change from call to call.
+
+    What Triton compiles for is fixed by the plan (dtypes, constants, integers, absent tensors) but for one thing: whether pointers are
+    aligned to 16 bytes. Those to what was allocated for the call are. On HIP Triton also asks whether a tensor's storage is within
+    2 GiB; what a kernel reaches of it is fixed by shape and strides, so either answer holds. A kernel is started as it was compiled
+    first: of Triton's settings that are changed later only the hooks of launches are heeded.
+    """
 
     __slots__ = ("_arguments", "_function", "_grid", "_numbers", "_options", "_pointers", "_started", "name")
 
@@ -47,6 +53,7 @@ class Start:
 
     @property
     def takes_numbers(self) -> bool:
+        """Whether run-time numbers are among its arguments."""
         return bool(self._numbers)
 
     def __call__(self, tensors: Sequence[Any], numbers: Mapping[str, float], aligned: tuple[bool, ...]) -> None:
@@ -55,7 +62,7 @@ class Start:
         Args:
             tensors: what the places count.
             numbers: the run-time numbers of the call, by parameter.
-            aligned: whether the tensors of the call are aligned to 16 bytes. Beside that Triton compiles for what a plan fixes.
+            aligned: whether each tensor of the caller is aligned to 16 bytes.
         """
         arguments = self._arguments.copy()
         for k, place in self._pointers:
@@ -68,7 +75,14 @@ class Start:
             return
         compiled = self._function[self._grid](*arguments, **self._options)
         if compiled is not None:  # the interpreter compiles nothing
-            self._started[aligned] = compiled[self._grid]
+            self._started[aligned] = started(compiled, self._grid)
+
+
+def started(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., Any]:
+    """What starts a compiled kernel again, on the current stream."""
+    ready = getattr(compiled, "result", None)  # where kernels are compiled in the background
+    again: Callable[..., Any] = (ready() if callable(ready) else compiled)[grid]
+    return again
 
 
 class Prepared:
@@ -95,9 +109,10 @@ class Prepared:
         self._zeros = [places[n] - len(names) for n in plan.zeros]
         self._updated = [places[n] for n in plan.updated]
         self._read = [places[n] for n in names if isinstance(plan.metas.get(n), Meta)]
-        self.starts = [Start(launch, places, lib.limits(device)) for launch in plan.launches]
-        self._numbered = any(s.takes_numbers for s in self.starts)
+        self.launches = [PreparedLaunch(launch, places, lib.limits(device)) for launch in plan.launches]
+        self._numbered = any(s.takes_numbers for s in self.launches)
         self._empty = lib.torch.empty_strided
+        self._count_update = lib.torch.autograd.graph.increment_version
         self._cuda = lib.torch.cuda if device.type == "cuda" else None
         mixed = self._cuda is None and any(m.dtype == "f64" for m in plan.metas.values())
         self._stored = [places[n] for n in (*plan.outputs, *plan.updated) if mixed]
@@ -105,7 +120,7 @@ class Prepared:
     @staticmethod
     def of(
         op: RuntimeOp, planning: Callable[[Mapping[str, Given]], Plan], given: Mapping[str, Any], names: Sequence[str],
-        made: Callable[[Plan], Mapping[str, Meta]], between: Callable[[Plan], Mapping[str, Meta]], lib: Torch,
+        device: torch.device, made: Callable[[Plan], Mapping[str, Meta]], between: Callable[[Plan], Mapping[str, Meta]], lib: Torch,
     ) -> Prepared:  # fmt: skip
         """Plans a call of the op.
 
@@ -113,6 +128,7 @@ class Prepared:
             planning: makes the plan of one direction of what is known by name.
             given: tensors, numbers, None, and of what no kernel reads its `Meta`.
             names: of what `run` will be given.
+            device: of the tensors.
             made, between: of a plan, what is returned and what else is allocated.
         """
         copies: dict[str, tuple[int, ...]] = {}
@@ -125,15 +141,17 @@ class Prepared:
             return Meta.dense(value.dtype, shape) if isinstance(value, Meta) else value
 
         plan = op.planned(planning, lib.metas(given), copied)
-        device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
         return Prepared(plan, names, made(plan), between(plan), device, lib, copies)
 
     def run(self, op: RuntimeOp, values: Sequence[Any]) -> list[torch.Tensor]:
-        """Allocates and launches. Returns what is made.
+        """Allocates and launches. Returns what is made, as the plan's metas have it.
 
         Args:
             op: an instance that the plan holds for; its attrs may have other values where these are run-time numbers.
             values: tensors and numbers in the order of `names`.
+
+        Raises:
+            ValueError: of a number that float64 does not hold.
         """
         if self._copies:
             values = list(values)
@@ -145,7 +163,7 @@ class Prepared:
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
         for k in self._zeros:
             new[k].zero_()
-        if self.starts:
+        if self.launches:
             numbers = op.numbers(dict(zip(self._names, values))) if self._numbered else _NOTHING
             aligned = tuple([values[k].data_ptr() % 16 == 0 for k in self._read])
             if self._cuda is None or self._cuda.current_device() == self.device.index:
@@ -154,18 +172,18 @@ class Prepared:
                 with self._cuda.device(self.device):
                     self._launch([*values, *new], numbers, aligned)
             for k in self._updated:
-                torch_library().torch.autograd.graph.increment_version(values[k])
+                self._count_update(values[k])
         return new[: self._count]
 
     def _launch(self, tensors: list[Any], numbers: Mapping[str, float], aligned: tuple[bool, ...]) -> None:
         if not self._stored:
-            for start in self.starts:
-                start(tensors, numbers, aligned)
+            for launch in self.launches:
+                launch(tensors, numbers, aligned)
             return
         with rounded_after({k: tensors[k] for k in self._stored}) as wide:
             own = [wide.get(k, tensor) for k, tensor in enumerate(tensors)]
-            for start in self.starts:
-                start(own, numbers, aligned)
+            for launch in self.launches:
+                launch(own, numbers, aligned)
 
 
 @contextmanager

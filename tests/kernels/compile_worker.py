@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import generated  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
-from generated.runtime.plan import Launch, Meta, Tensor  # noqa: E402
+from generated.runtime.plan import Launch, Limits, Meta, Tensor  # noqa: E402
 from generated.runtime.stepwise import BLOCK, StepOp, norm_launches  # noqa: E402
 from generated.runtime.views import dense_strides  # noqa: E402
 
@@ -30,6 +30,11 @@ TABLES = {
     "norm": "f32", "factor": "f32",
 }  # fmt: skip
 """What the launches of steps take, with their dtypes."""
+
+
+def allowed(target: GPUTarget) -> Limits:
+    """What the targets that are compiled for allow a program: 227 KiB of shared memory on sm_90, 64 KiB on gfx942."""
+    return Limits(1024 // target.warp_size, (227 if target.backend == "cuda" else 64) * 1024)
 
 
 def signature(launch: Launch, metas: dict[str, Meta]) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
@@ -111,11 +116,11 @@ def whole_loads(op: StepOp, launch: Launch, dtype: str) -> int:
 
 def report_step(name: str, op: StepOp, dtype: str, target: GPUTarget) -> None:
     """A row a kernel. A tile that is cut is loaded by elements: what counts is that a whole one is in vectors of 128 bits."""
-    for launch in step_launches(op, dtype):
+    for launch in (one.on(allowed(target)) for one in step_launches(op, dtype)):
         metas = {n: Meta(TABLES[n.rstrip("0")], (64,), (1,)) for n in launch.pointers.values()}
         types, constants, hints = signature(launch, metas)
         source = ASTSource(launch.kernel.function, types, constants, hints)
-        built = triton.compile(source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True})
+        built = triton.compile(source, target=target, options=launch.options)
         wide = len(re.findall(r"ld\.global\S*\.v4\.b32", str(built.asm.get("ptx", ""))))
         needed = whole_loads(op, launch, dtype) if "BLOCK" in launch.values and "work" in str(launch.pointers) else 0
         row = {
@@ -205,12 +210,11 @@ def main() -> None:
             whole = {"int": -1, "dims": -1, "shape": 128}
             attrs = {n: whole.get(str(cls.kinds.get(n)), 0.5) if v is missing else v for n, v in attrs.items()}
             attrs |= {n: 4 for n in cls.sized.values() if cls.kinds[n] == "int"}
-            for layout, launch, metas in launches(cls(**attrs), dtype):
+            for layout, planned, metas in launches(cls(**attrs), dtype):
+                launch = planned.on(allowed(target))
                 types, constants, hints = signature(launch, metas)
                 source = ASTSource(launch.kernel.function, types, constants, hints)
-                built = triton.compile(
-                    source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True}
-                )
+                built = triton.compile(source, target=target, options=launch.options)
                 count, narrow = loads(str(built.asm.get("ptx", "")))
                 if not cls.elementwise:
                     most = max(math.prod(m.shape) for m in metas.values())

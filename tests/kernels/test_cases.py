@@ -29,7 +29,7 @@ from generated.runtime.graph import Graph  # noqa: E402
 from generated.runtime.layout import parse_dims  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Launch, Limits, Meta  # noqa: E402
-from generated.runtime.prepared import Prepared, Start  # noqa: E402
+from generated.runtime.prepared import Prepared, PreparedLaunch  # noqa: E402
 from generated.runtime.testing import DEVICE, EPS, TORCH  # noqa: E402
 from generated.runtime.testing_gradients import GradientCase, seed_of  # noqa: E402
 from generated.runtime.views import FLOATS, INTS, dense_strides  # noqa: E402
@@ -434,7 +434,7 @@ def test_a_backward_returns_gradients_of_its_inputs_own_shapes(name: str, shapes
     y, *_ = one.call(leaves, attrs_of(name))
     node = y.grad_fn
     returned = node._forward_cls.backward(node, *(torch.ones_like(y) for _ in op_class(name).outputs))
-    grads = dict(zip(node.tape.names, returned[2:], strict=True))
+    grads = dict(zip(node.call.names, returned[2:], strict=True))
     for n in given:
         assert (grads[n] is not None) == (n in names)
         if n in names:
@@ -734,7 +734,7 @@ def test_wavefronts_of_64_lanes_are_fewer() -> None:
     launch = op_class("softmax")(dim=-1).plan_forward({"x": Meta("f32", (64, 30000), (30000, 1))}).launches[0]
     assert launch.warps == 32
     for most in (16, 32):
-        start = Start(replace(launch, kernel=replace(launch.kernel, function=jit)), {}, Limits(most))
+        start = PreparedLaunch(replace(launch, kernel=replace(launch.kernel, function=jit)), {}, Limits(most))
         start([], {}, ())
     assert asked == [16, 32]
 
@@ -742,7 +742,7 @@ def test_wavefronts_of_64_lanes_are_fewer() -> None:
 def test_tiles_in_hand_fit_the_shared_memory_of_a_device() -> None:
     """C073: of a device that has less of it, fewer are on their way at a time, and one is always there."""
     (launch,) = op_class("softmax")(dim=-1).plan_forward({"x": Meta("f32", (4, 8), (8, 1))}).launches
-    many = replace(launch, hand=64 * 1024, values={**launch.values, "STAGES": 4})
+    many = replace(launch, stage_bytes=64 * 1024, values={**launch.values, "STAGES": 4})
     assert [many.on(Limits(32, kib * 1024)).values["STAGES"] for kib in (32, 64, 99, 163, 227, 512)] == [
         1,
         1,

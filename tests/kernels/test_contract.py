@@ -76,7 +76,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def record(self: Prepared, *_: Any) -> None:
-        names.extend(start.name for start in self.starts)
+        names.extend(launch.name for launch in self.launches)
 
     monkeypatch.setattr(Prepared, "_launch", record)
     return names

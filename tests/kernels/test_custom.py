@@ -595,3 +595,55 @@ def test_annotations_may_be_values_too() -> None:
     kernel.__annotations__ = {"n": tl.int64, "eps": tl.float64, "N": tl.constexpr}
     made: Callable[[Any], KernelAbi] = KernelAbi.of
     assert [p.role for p in made(SimpleNamespace(fn=kernel)).params] == ["ptr", "i64", "f64", "constexpr"]
+
+
+@triton.jit
+def scaled_forward(x_ptr, w_ptr, y_ptr, n: tl.int64, w: tl.float64, BLOCK: tl.constexpr):
+    k = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + k, mask=k < n, other=0.0)
+    if w_ptr is None:
+        factor = tl.full([1], w, x.dtype)
+    else:
+        factor = tl.load(w_ptr + k * 0)
+    tl.store(y_ptr + k, x * factor, mask=k < n)
+
+
+class Scaled(CustomOp):
+    """x * w, where w may be a number."""
+
+    name = "scaled"
+    inputs = (Tensor("x", "N"), Tensor("w", "", scalar=True))
+    outputs = (Tensor("y", "N"),)
+    gradients = ("x",)
+    residuals = ("w",)
+
+    def _times(self, source: str, to: str, given: Mapping[str, Given]) -> list[Launch]:
+        w = given["w"]
+        number = float(w) if isinstance(w, (int, float)) else 0.0
+        x = given["x"]
+        assert isinstance(x, Meta)
+        return [
+            self.launch(
+                scaled_forward, 1, x_ptr=source, w_ptr="w" if isinstance(w, Meta) else None, y_ptr=to, n=x.shape[0], w=number, BLOCK=BLOCK
+            )
+        ]  # fmt: skip
+
+    def lower(self, given: Mapping[str, Given], outputs: Mapping[str, Meta]) -> list[Launch]:
+        return self._times("x", "y", given)
+
+    def lower_backward_source(
+        self, given: Mapping[str, Given], grads: Mapping[str, Meta], multiprocessors: int
+    ) -> list[Launch]:
+        return self._times("dy", "dx", given)
+
+
+def test_a_number_that_a_custom_op_is_given_is_that_of_each_call() -> None:
+    """Its launches may have the number among their values: no call may find those of another."""
+    op, x = Scaled(), torch.arange(5.0, device=DEVICE).requires_grad_()
+    for w in (2.0, 3.0, 4, torch.tensor(5.0, device=DEVICE), 2.0):
+        y = call(op, {"x": x, "w": w})
+        torch.testing.assert_close(y.detach(), x.detach() * w)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        torch.testing.assert_close(dx, torch.ones(5, device=DEVICE) * w)
+        with torch.no_grad():
+            torch.testing.assert_close(call(op, {"x": x, "w": w}), x * w)

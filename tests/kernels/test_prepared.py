@@ -107,6 +107,38 @@ def test_values_that_are_equal_but_of_other_types_are_told_apart(plans: list[str
         generated.softmax(x, 2)
 
 
+def test_items_of_tuples_are_told_apart(plans: list[str]) -> None:
+    generated.layer_norm(drawn(4, 6), (6,))
+    generated.layer_norm(drawn(4, 1), (1,))
+    for x, wrong in ((drawn(4, 6), (6.0,)), (drawn(4, 1), (True,))):
+        with pytest.raises(TypeError, match="layer_norm: `normalized_shape` is"):
+            generated.layer_norm(x, wrong)
+
+
+def test_a_float_that_changes_is_no_kind_of_its_own(plans: list[str]) -> None:
+    """As a slope that anneals: where no plan depends on it the cache does not grow. Where one does, each has its own."""
+    x, ints = drawn(4, 6), torch.arange(6, device=DEVICE)
+    for k in range(5):
+        torch.testing.assert_close(generated.leaky_relu(x, k / 8), torch.nn.functional.leaky_relu(x, k / 8))
+        assert torch.isnan(generated.leaky_relu(-x.abs(), float("nan"))).all()
+        assert torch.equal(generated.add(ints, ints), 2 * ints)
+    assert plans == ["leaky_relu", "add"] and len(op_class("leaky_relu").ready) == 1
+    logits, target = drawn(3, 5), torch.tensor([0, 4, 2], device=DEVICE)
+    for smoothing in (0.0, 0.1, 0.0):
+        y = generated.cross_entropy(logits, target, label_smoothing=smoothing)
+        torch.testing.assert_close(y, torch.nn.functional.cross_entropy(logits, target, label_smoothing=smoothing))
+
+
+def test_what_is_kept_has_an_end(plans: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes, and is found anew."""
+    monkeypatch.setattr("generated.runtime.op.KEPT", 4)
+    for _ in range(2):
+        for n in range(1, 7):
+            torch.testing.assert_close(generated.silu(drawn(n)), torch.nn.functional.silu(drawn(n)))
+        assert len(op_class("silu").ready) == 4
+    assert len(plans) == 12
+
+
 def test_what_is_checked_is_checked_each_time(plans: list[str]) -> None:
     x = drawn(4, 6)
     generated.add(x, x)
@@ -157,6 +189,21 @@ def test_each_set_of_gradients_and_layout_of_cotangents_has_its_way(plans: list[
     assert len(plans) == 1 + len(cotangents)  # torch asks for every gradient that a leaf may get
 
 
+def test_leaves_of_one_kind_may_want_other_gradients(plans: list[str]) -> None:
+    """A frozen weight, a frozen input: the call is planned once, each backward for itself."""
+    x, w = drawn(4, 6), drawn(6, seed=1)
+    for wanted in ((True, True), (True, False), (False, True), (True, True), (False, True)):
+        leaves = [v.clone().requires_grad_(own) for v, own in zip((x, w), wanted)]
+        exact = [v.double().requires_grad_(own) for v, own in zip((x, w), wanted)]
+        generated.rms_norm(*leaves).backward(drawn(4, 6, seed=3))
+        torch.nn.functional.rms_norm(exact[0], (6,), exact[1], 1e-6).backward(drawn(4, 6, seed=3).double())
+        for leaf, right in zip(leaves, exact):
+            assert (leaf.grad is None) == (right.grad is None)
+            if leaf.grad is not None:
+                torch.testing.assert_close(leaf.grad.double(), right.grad, rtol=1e-5, atol=1e-6)
+    assert len(plans) == 1 + 3
+
+
 def test_what_a_hook_lays_out_anew_is_read_as_it_lies(plans: list[str]) -> None:
     """As `torch.autograd.graph.save_on_cpu` does: strides of what was saved are not those of the forward."""
     x = drawn(6, 4).t()
@@ -184,8 +231,6 @@ def test_buffers_count_every_update(plans: list[str]) -> None:
 def test_second_derivatives_are_refused_every_time(plans: list[str]) -> None:
     x = drawn(4, 6).requires_grad_()
     for _ in range(2):
-        (grad,) = torch.autograd.grad(generated.silu(x), x, torch.ones_like(x), create_graph=True)
-        assert not grad.requires_grad or grad.grad_fn is not None
         dy = torch.ones_like(x).requires_grad_()
         (grad,) = torch.autograd.grad(generated.silu(x), x, dy, create_graph=True)
         with pytest.raises(RuntimeError, match="silu was differentiated twice"):
@@ -210,6 +255,23 @@ def test_transforms_after_a_plain_call(plans: list[str]) -> None:
         torch.func.vmap(generated.silu)(x)
     with pytest.raises(RuntimeError, match="reverse-mode"):
         torch.func.jvp(generated.silu, (x,), (x,))
+
+
+def test_transforms_of_a_backward_name_the_op(plans: list[str]) -> None:
+    """A tangent on a cotangent, a batch of cotangents: neither is lost, or ends in torch's own words."""
+    x = drawn(3).requires_grad_()
+    y = generated.silu(x)
+    with pytest.raises(RuntimeError, match="silu.*vmap"):
+        torch.autograd.grad(y, x, torch.eye(3, device=DEVICE), is_grads_batched=True, retain_graph=True)
+    with pytest.raises(RuntimeError, match="silu.*vmap"):
+        torch.func.jacrev(generated.silu)(x.detach())
+    with torch.autograd.forward_ad.dual_level():
+        dy = torch.autograd.forward_ad.make_dual(torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE))
+        with pytest.raises(RuntimeError, match="silu.*reverse-mode"):
+            torch.autograd.grad(y, x, dy, retain_graph=True)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(f(x).sum(), x)[0] for f in (generated.silu, torch.nn.functional.silu))
+    )
 
 
 def test_no_tensor_of_a_call_is_held(plans: list[str]) -> None:
@@ -254,8 +316,47 @@ def test_a_launch_is_compiled_once_for_each_alignment() -> None:
     )
     compiler = Compiler()
     launch = Launch(Kernel(compiler, abi), (3, 1, 1), {"x_ptr": "x"}, {"n": 4, "BLOCK": 16})
-    start = prepared.Start(launch, {"y": 0, "x": 1}, Limits())
+    start = prepared.PreparedLaunch(launch, {"y": 0, "x": 1}, Limits())
     for eps, aligned in ((0.5, (True,)), (0.25, (True,)), (0.5, (False,)), (0.5, (True,)), (1.0, (False,))):
         start(["y", eps], {"eps": eps}, aligned)
     assert [how for how, _ in compiler.launched] == ["compiled", "again", "compiled", "again", "again"]
     assert [a for _, a in compiler.launched] == [[e, None, 4, e, 16] for e in (0.5, 0.25, 0.5, 0.5, 1.0)]
+
+
+def test_a_tensor_of_another_alignment_is_said_so(monkeypatch: pytest.MonkeyPatch, plans: list[str]) -> None:
+    """Forward and backward, whichever comes first; what is found is right on a GPU too, which faults where it is not."""
+    seen: list[tuple[bool, ...]] = []
+    whole = prepared.PreparedLaunch.__call__
+
+    def watched(self: Any, tensors: Any, numbers: Any, aligned: tuple[bool, ...]) -> None:
+        seen.append(aligned)
+        whole(self, tensors, numbers, aligned)
+
+    monkeypatch.setattr(prepared.PreparedLaunch, "__call__", watched)
+    memory, seed = drawn(4104), drawn(4104, seed=1)
+    for first, begin in ((0, 4), (1, 4), (0, 5), (3, 3)):
+        x, dy = memory[first : first + 4096].requires_grad_(False).detach().requires_grad_(), seed[begin : begin + 4096]
+        y = generated.silu(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        want = torch.nn.functional.silu(x)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(dx, torch.autograd.grad(want, x, dy)[0])
+    assert seen == [(True,), (True, True), (False,), (False, True), (True,), (True, False), (False,), (False, False)]
+    assert len(plans) == 2
+
+
+def test_devices_make_kinds() -> None:
+    from generated.runtime.binding import _key
+    from generated.runtime.device import torch_library
+
+    op = op_class("silu")()
+    keys = [_key(op, {"x": torch.empty(3, device=d)}, torch_library()) for d in ("cpu", "meta", "cpu")]
+    assert keys[0] == keys[2] != keys[1] is not None
+
+
+def test_a_kernel_that_is_compiled_in_the_background_is_waited_for() -> None:
+    class Future:
+        def result(self) -> Any:
+            return {(1, 1, 1): "started"}
+
+    assert prepared.started(Future(), (1, 1, 1)) == prepared.started({(1, 1, 1): "started"}, (1, 1, 1)) == "started"
