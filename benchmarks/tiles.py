@@ -3,8 +3,8 @@
     python -m benchmarks.tiles [--ops layer_norm] [--widths 8192] [--dtypes f32] [--warm 16] [--out tiles.json]
 
 The clock and the operands are those of `benchmarks.rows`. Each kernel whose tile `Tile.of` chooses is run under every combination of
-half, the same and twice its warps, rows a program and loads in hand; where gradients are summed over rows, of programs a multiprocessor
-too. Every result is held against float64, for a tile that is quick and wrong is none. Exit code 1 where one was wrong; no time is judged.
+half, the same and twice its warps and rows a program; where a program has many rows or steps, of tiles in hand and with `--columns` of the
+columns of a step; where gradients are summed over rows, of programs a multiprocessor. Every result is held against float64, for a tile that is quick and wrong is none. Exit code 1 where one was wrong; no time is judged.
 """
 
 from __future__ import annotations
@@ -49,22 +49,29 @@ class Change:
     rows: int = 0
     stages: int | None = None
     programs: int | None = None
+    columns: int = 0
+    """Of a step, where a row is walked over in several."""
 
     def __str__(self) -> str:
-        words = [f"{name} x {2.0**k:g}" for name, k in (("warps", self.warps), ("rows", self.rows)) if k]
+        factors = ("warps", self.warps), ("rows", self.rows), ("columns", self.columns)
+        words = [f"{name} x {2.0**k:g}" for name, k in factors if k]
         words += [f"{n} in hand" for n in (self.stages,) if n is not None]
         words += [f"{n} programs" for n in (self.programs,) if n is not None]
         return ", ".join(words) or "as chosen"
 
-    def of(self, tile: Tile, split: Split, partial: bool, multiprocessors: int) -> Tile | None:
-        """The other tile; None where there is no such."""
-        warps, block_k = (int(n * 2.0**k) for n, k in ((tile.warps, self.warps), (tile.block_k, self.rows)))
-        if not WARPS[0] <= warps <= WARPS[1] or block_k < 1 or block_k * tile.block_r > MOST:
+    def of(self, tile: Tile, split: Split, partial: int, multiprocessors: int) -> Tile | None:
+        """The other tile; None where there is no such. What a tile does not have is left out of it."""
+        columns = self.columns if tile.loop and not partial else 0
+        factors = (tile.warps, self.warps), (tile.block_k, self.rows), (tile.block_r, columns)
+        warps, block_k, block_r = (int(n * 2.0**k) for n, k in factors)
+        if not WARPS[0] <= warps <= WARPS[1] or block_k < 1 or block_k * block_r > MOST:
             return None
         count = cdiv(split.n_kept, block_k)
         if not partial:
-            plain = self.stages is None and self.programs is None
-            return replace(tile, block_k=block_k, warps=warps, span=block_k, parts=count) if plain else None
+            stages = (self.stages if tile.loop else None) or tile.stages
+            return replace(
+                tile, block_k=block_k, block_r=block_r, warps=warps, span=block_k, parts=count, stages=stages
+            )
         parts = max(1, min(count, (self.programs or cdiv(tile.parts, multiprocessors)) * multiprocessors))
         span = cdiv(count, parts) * block_k
         return Tile(
@@ -73,10 +80,11 @@ class Change:
 
 
 def changes(
-    warps: Sequence[int] = (-1, 0, 1), row_counts: Sequence[int] = (-1, 0, 1), hands: Sequence[int] = HANDS, programs: Sequence[int] = PROGRAMS
+    warps: Sequence[int] = (-1, 0, 1), row_counts: Sequence[int] = (-1, 0, 1), hands: Sequence[int] = HANDS, programs: Sequence[int] = PROGRAMS,
+    columns: Sequence[int] = (0,),
 ) -> tuple[Change, ...]:  # fmt: skip
     """None, and every other combination of these."""
-    words = itertools.product(warps, row_counts, (None, *hands), (None, *programs))
+    words = itertools.product(warps, row_counts, (None, *hands), (None, *programs), columns)
     return Change(), *(Change(*w) for w in words if any(v not in (0, None) for v in w))
 
 
@@ -191,9 +199,8 @@ def parser() -> argparse.ArgumentParser:
         help="powers of two that the warps are taken times; below 0 with an equals sign: --warps=-1,0",
     )
     out.add_argument("--rows", type=_numbers, default=(-1, 0, 1), help="the same of the rows of a program")
-    out.add_argument(
-        "--hands", type=_numbers, default=HANDS, help="tiles in hand, where gradients are summed over rows"
-    )
+    out.add_argument("--columns", type=_numbers, default=(0,), help="the same of the columns of a row's step")
+    out.add_argument("--hands", type=_numbers, default=HANDS, help="tiles in hand, where rows or steps are many")
     out.add_argument("--programs", type=_numbers, default=PROGRAMS, help="programs a multiprocessor, likewise")
     out.add_argument("--mb", type=float, default=256.0, help="megabytes of an operand that has rows")
     out.add_argument("--warm", type=int, default=0, metavar="N", help="first compile in so many processes")
@@ -210,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         peers.environment(Path(folder))
         cells = rows.cells(args.ops, args.widths, args.dtypes, ("pullback",), args.mb)
-        among = changes(args.warps, args.rows, args.hands, args.programs)
+        among = changes(args.warps, args.rows, args.hands, args.programs, args.columns)
         todo = [(cell, *one) for cell in cells for one in tiles(cell, args.directions, among=among)]
         if args.warm:
             for fault in warm(todo, args.warm, args.seconds_limit / 2, fill):

@@ -517,6 +517,19 @@ def test_other_tiles_are_taken_and_give_the_same(op: str, monkeypatch: pytest.Mo
     assert again["tiles"] == found[0]["tiles"]
 
 
+def test_steps_of_a_long_row_vary_too() -> None:
+    """Where a row is walked over in several steps, their columns and how many are in hand; where it is one tile, neither."""
+    split = tiles.Split(((300, 10000),), ((10000, 1),), False)
+    steps_of = tiles.Tile(1, 2048, True, 4, 1, 300, 3)
+    change = tiles.Change(warps=1, stages=2, columns=-1)
+    assert str(change) == "warps x 2, columns x 0.5, 2 in hand"
+    assert change.of(steps_of, split, 0, 132) == tiles.Tile(1, 1024, True, 8, 1, 300, 2)
+    whole = tiles.Tile(1, 16384, False, 16, 1, 300, 1)
+    assert tiles.Change(stages=2, columns=-1).of(whole, split, 0, 132) == whole
+    assert tiles.Change(columns=5).of(steps_of, split, 0, 132) is None
+    assert tiles.Change(columns=1) in tiles.changes(columns=(-1, 1)) and tiles.Change(columns=1) not in tiles.CHANGES
+
+
 def test_quicker_tiles_are_listed_below_the_chosen_one() -> None:
     row = {"op": "softmax", "direction": "forward", "width": 8, "dtype": "f32", "tiles": ["t"], "wrong": False}
     found = [{**row, "change": str(c), "share": s} for c, s in zip(tiles.CHANGES, (0.8, 0.7, 0.9, 0.85))]
