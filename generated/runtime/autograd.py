@@ -141,12 +141,15 @@ def _backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     supplied = {f"d{t.name}": binding.plain(c, lib) for t, c in zip(op.outputs, cotangents) if c is not None}
     if not supplied:
         return (None,) * len(ctx.needs_input_grad)
-    if any(map(lib.batched, supplied.values())):
-        raise RuntimeError(binding.NO_VMAP.format(op.name))
-    saved = ctx.saved_tensors
+    for cotangent in supplied.values():
+        if cotangent.layout is not lib.torch.strided:
+            raise TypeError(f"{op.name}: a cotangent is {cotangent.layout}; kernels take strided tensors")
+    saved = [binding.plain(v, lib) for v in ctx.saved_tensors]  # a hook may have handed back a lazily negated view
     prepared = call.backward_of(op, needs, saved, supplied)
     made: tuple[Any, ...] = ()
     if prepared.backward is not None:
+        if any(map(lib.batched, supplied.values())):
+            raise RuntimeError(binding.NO_VMAP.format(op.name))
         run = partial(prepared.run, op, ctx.numbers)
         tensors = (*saved, *supplied.values())
         again = lib.transformed() or (lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .device import Torch, debugging, interpreted, torch_if_found, torch_library
 from .graph import recording
-from .op import RuntimeOp, remember
+from .op import RuntimeOp, remember, told_apart
 from .prepared import Prepared
 from .views import INTS
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_VMAP = "{}: kernels do not run under torch.func.vmap; add the batch as a leading dim instead"
 NO_JVP = "{}: kernels give reverse-mode derivatives only; a forward-mode tangent would be lost"
+_NO_TRANSFORM = "{} has no backward, and its kernels do not run under torch.func: call it outside"
 _NO_TRACE = "{}: kernels run between the graphs of torch.compile, not in them: leave out fullgraph=True"
 
 
@@ -71,7 +72,7 @@ def _key(op: RuntimeOp, given: Mapping[str, Any], lib: Torch) -> Any:
         elif value is None:
             facts.append(None)
         elif type(value) in (float, int):
-            facts.append((type(value), value) if op.plans_numbers else type(value))
+            facts.append(told_apart(value) if op.plans_numbers else type(value))
         else:
             return None
     return wants and lib.torch.is_grad_enabled(), tuple(facts), op.attrs_key()
@@ -92,13 +93,22 @@ def keep(op: RuntimeOp, key: Any, given: Mapping[str, Any], prepared: Prepared, 
         prepared: of its forward.
         ready: has `run(op, values)`, which returns the outputs.
     """
-    numbers = any(isinstance(v, (float, int)) for v in given.values())
-    if key is not None and not (numbers and prepared.plan.compute in INTS):  # among ints it is looked at each number
-        remember(op.ready, key, ready)
+    if key is None:
+        return
+    if prepared.plan.compute in INTS:  # of each number it is asked whether it is whole
+        looked_at = [isinstance(v, (int, float)) for v in given.values()]
+        if any(looked_at) or any(isinstance(v, float) for v in op.attrs.values()):
+            return
+    remember(op.ready, key, ready)
 
 
 def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, key: Any = None) -> Any:
     op.require()
+    for name in op.updates:
+        if isinstance(value := given.get(name), lib.torch.Tensor) and value.is_neg():
+            raise ValueError(
+                f"{op.name}: `{name}` is a lazily negated view, and is updated in place: hand over its `resolve_neg()`"
+            )
     given = {n: plain(v, lib) for n, v in given.items()}
     tensors = {n: v for n, v in given.items() if isinstance(v, lib.torch.Tensor)}
     if len(tensors) < len(given) and (graph := recording(given)) is not None:
@@ -107,9 +117,7 @@ def _call(op: RuntimeOp, given: dict[str, Any], lib: Torch, key: Any = None) -> 
     if not all(t.ndim for t in tensors.values()) and (lone := op.lone({n: t.ndim for n, t in tensors.items()})):
         return _lone(op, {n: v.reshape(1) if n in lone else v for n, v in given.items()}, lib)
     wants = lib.torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-    if debugging():
-        check_indices(op, given)
-    if wants and op.has_backward:
+    if op.has_backward and (wants or lib.transformed()):
         outputs = op.with_autograd(given, key)
     else:
         prepared = forward(op, given, lib)
@@ -127,10 +135,13 @@ def forward(op: RuntimeOp, given: Mapping[str, Any], lib: Torch, saving: bool = 
         TypeError, ValueError: as a call does, naming op and argument.
     """
     device = next(v.device for v in given.values() if isinstance(v, lib.torch.Tensor))
-    return Prepared.of(
+    prepared = Prepared.of(
         op, op.plan_forward, given, tuple(given), device,
         lambda plan: {**plan.outputs, **(plan.saved if saving else {})}, lambda plan: op.between(plan, saving), lib,
     )  # fmt: skip
+    if debugging():
+        check_indices(op, given)
+    return prepared
 
 
 def _lone(op: RuntimeOp, given: dict[str, Any], lib: Torch) -> Any:
@@ -149,6 +160,9 @@ def plain(value: Any, lib: Torch) -> Any:
 def _refuse_transforms(op: RuntimeOp, tensors: Mapping[str, torch.Tensor], lib: Torch) -> None:
     if any(map(lib.batched, tensors.values())):
         raise RuntimeError(NO_VMAP.format(op.name))
+    wrapped = lib.torch._C._functorch.is_functorch_wrapped_tensor
+    if not op.has_backward and any(map(wrapped, tensors.values())):
+        raise RuntimeError(_NO_TRANSFORM.format(op.name))
     unpacked = lib.torch.autograd.forward_ad.unpack_dual
     if lib.forward_mode() and any(unpacked(t).tangent is not None for t in tensors.values()):
         raise RuntimeError(NO_JVP.format(op.name))

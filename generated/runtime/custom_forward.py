@@ -17,7 +17,7 @@ from . import layout
 from .abi import KernelAbi, Param
 from .accesses import accesses
 from .layout import ShapeError
-from .op import RuntimeOp
+from .op import RuntimeOp, told_apart
 from .plan import WARPS, Given, Kernel, Launch, Meta, Plan, Tensor, TooManyDims
 from .views import ITEM_SIZES, is_dense
 
@@ -50,7 +50,7 @@ class CustomForward(RuntimeOp):
     dtypes and attrs: `lower` must depend on nothing else.
     """
 
-    plans_floats = plans_numbers = True  # `lower` has them all
+    plans_numbers = True  # `lower` has them, as it has the attrs
 
     strided: ClassVar[bool] = False
     """Whether its kernels take operands as they lie, by the strides that `given` has. Else what is not row-major is copied before."""
@@ -201,8 +201,8 @@ class CustomForward(RuntimeOp):
         return self._result_dtype(given, voters or self.params)
 
     def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:
-        numbers = tuple((n, v) for n, v in given.items() if isinstance(v, (int, float)))
-        return (super()._key(direction, given, *more), tuple(self.attrs.items()), numbers)
+        numbers = tuple((n, told_apart(v)) for n, v in given.items() if isinstance(v, (int, float)))
+        return (super()._key(direction, given, *more), self.attrs_key(), numbers)
 
     def _plan_forward(self, given: Mapping[str, Given]) -> Plan:
         there = [t for t in self.tensors if isinstance(given.get(t.name), Meta)]

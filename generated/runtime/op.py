@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, ClassVar
 
 from . import layout
@@ -40,6 +41,11 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
     if len(cache) >= KEPT:
         cache.pop(next(iter(tuple(cache))), None)
     cache[key] = value
+
+
+def told_apart(value: Any) -> Any:
+    """A key of a value: True, 1 and 1.0 are equal, as are 0.0 and -0.0."""
+    return type(value), value, type(value) is float and math.copysign(1.0, value)
 
 
 class UnknownExtent(ShapeError):
@@ -89,7 +95,8 @@ class RuntimeOp:
     """The ops that a fused op stands for, step by step."""
 
     plans_floats: ClassVar[bool] = False
-    """Whether checks or plans depend on the values of attrs that are floats."""
+    """Whether checks or plans may depend on the values of attrs that are floats: where an op has functions of its own beside
+    `scalars`, which is asked at each call."""
     plans_numbers: ClassVar[bool] = False
     """Whether they depend on the values of numbers that are given for tensors."""
 
@@ -111,8 +118,15 @@ class RuntimeOp:
 
     def __init_subclass__(cls) -> None:
         cls._plans, cls.ready = {}, {}
-        planning = ("choices", "choices_by_size", "derived", "require_given")
-        cls.plans_floats |= any(getattr(cls, name) is not getattr(RuntimeOp, name) for name in planning)
+        package = __name__.rpartition(".")[0]
+        own = {
+            n
+            for c in cls.__mro__
+            if c.__module__.rpartition(".")[0] != package
+            for n, v in vars(c).items()
+            if isinstance(v, FunctionType)
+        }
+        cls.plans_floats = cls.plans_numbers or bool(own - {"scalars"})
         cls.elementwise = all(s.elementwise for s in cls.stages())
 
     @classmethod
@@ -317,15 +331,16 @@ class RuntimeOp:
         return plan
 
     def attrs_key(self) -> tuple[Any, ...]:
-        """What checks and plans depend on of the attrs: types, for True, 1 and 1.0 are equal, and values."""
-        out: list[Any] = []
+        """What checks and plans depend on of the attrs: names, types and values."""
+        out: list[Any] = [*self.attrs]
         for value in self.attrs.values():
             if type(value) is float and not self.plans_floats:
                 out.append(float)
             elif type(value) is tuple:
-                out.append((value, tuple(map(type, value))))
+                out += map(told_apart, value)
+                out.append(tuple)
             else:
-                out.append((type(value), value))
+                out.append(told_apart(value))
         return tuple(out)
 
     def _key(self, direction: str, given: Mapping[str, Given], *more: Any) -> Any:

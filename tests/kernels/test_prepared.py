@@ -12,10 +12,12 @@ torch = pytest.importorskip("torch")
 import generated  # noqa: E402
 from generated.runtime import prepared  # noqa: E402
 from generated.runtime.abi import KernelAbi, Param  # noqa: E402
+from generated.runtime.binding import call  # noqa: E402
+from generated.runtime.linalg import embedding  # noqa: E402
 from generated.runtime.op import RuntimeOp  # noqa: E402
 from generated.runtime.plan import Kernel, Launch, Limits  # noqa: E402
 from generated.runtime.testing import DEVICE  # noqa: E402
-from tests.kernels.test_contract import op_class  # noqa: E402
+from tests.kernels.test_contract import OPS, case, op_class, required  # noqa: E402
 
 
 def drawn(*shape: int, seed: int = 0, dtype: Any = torch.float32) -> Any:
@@ -105,6 +107,100 @@ def test_values_that_are_equal_but_of_other_types_are_told_apart(plans: list[str
         generated.softmax(x, True)
     with pytest.raises(IndexError):
         generated.softmax(x, 2)
+
+
+def test_a_float_that_passes_or_checks_read_is_looked_at_each_time(plans: list[str]) -> None:
+    """Where a gradient is the cotangent itself for one value of an attr, where a value is refused, or must be whole."""
+    a, b = drawn(3).requires_grad_(), drawn(3, seed=1).requires_grad_()
+    for alpha in (1.0, 2.0, 1.0, -1.0):
+        for function, sign in ((generated.add, 1.0), (generated.sub, -1.0)):
+            (grad,) = torch.autograd.grad(function(a, b, alpha).sum(), b)
+            assert grad.eq(sign * alpha).all(), (function, alpha)
+    x, ints = drawn(4), torch.arange(3, device=DEVICE)
+    for function, good, wrong in (
+        (generated.celu, (1.0,), (0.0,)),
+        (generated.hardtanh, (-1.0, 1.0), (2.0, 1.0)),
+        (generated.softshrink, (0.5,), (-1.0,)),
+    ):
+        function(x, *good)
+        with pytest.raises(ValueError, match=function.__name__):
+            function(x, *wrong)
+    assert generated.add(ints, ints, 2.0).tolist() == [0, 3, 6]
+    for wrong in (2.5, float("nan"), float("inf")):
+        with pytest.raises(TypeError, match="add"):
+            generated.add(ints, ints, wrong)
+
+
+def test_every_float_attr_is_that_of_the_call() -> None:
+    """Each op with such attrs: after a call with one value, one with another is what it is in a fresh cache, backward too."""
+    for name in OPS:
+        kinds = {
+            n: k
+            for n, k in op_class(name).kinds.items()
+            if isinstance(k, str) and k.startswith("float") and "*" not in k
+        }
+        one = case(name)
+        dtype = "f32" if "f32" in one.dtypes else one.usual
+        given = one.inputs("matrix" if "matrix" in one.layouts else "cube", dtype)
+        for attr in kinds:
+            found = []
+            for fresh in (True, False):
+                for value in (0.75, 0.25, -0.0, 1.0):
+                    if fresh:
+                        op_class(name).ready.clear()
+                    found.append(outcome(name, given, {**required(name), attr: value}))
+            for (kind, before), (again, after) in zip(found[:4], found[4:]):
+                assert kind == again, (name, attr, before, after)
+                if kind == "error":
+                    assert before == after
+                else:
+                    assert all(
+                        torch.equal(p.nan_to_num(7.0), q.nan_to_num(7.0)) for p, q in zip(before, after, strict=True)
+                    ), (name, attr)
+
+
+def outcome(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> tuple[str, Any]:
+    """Results and gradients of a call, or what it raises."""
+    leaves = {
+        n: v.detach().clone().requires_grad_(v.is_floating_point() and n in op_class(name).gradients)
+        if isinstance(v, torch.Tensor) else v for n, v in given.items()
+    }  # fmt: skip
+    try:
+        outputs = case(name).call(leaves, attrs)
+        smooth = [y for y in outputs if y.requires_grad]
+        wanted = [v for v in leaves.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+        grads = (
+            torch.autograd.grad(smooth, wanted, [torch.ones_like(y) for y in smooth], allow_unused=True)
+            if smooth
+            else ()
+        )
+        return "values", [*outputs, *(g for g in grads if g is not None)]
+    except (TypeError, ValueError) as error:
+        return "error", str(error)
+
+
+def test_attrs_are_told_by_their_names() -> None:
+    """In whatever order an instance gets them."""
+    x, clamp = torch.tensor([-2.0, 0.5, 3.0], device=DEVICE), op_class("clamp")
+    assert call(clamp(min=1.0, max=None), {"x": x}).tolist() == [1.0, 1.0, 3.0]
+    assert call(clamp(max=1.0, min=None), {"x": x}).tolist() == [-2.0, 0.5, 1.0]
+
+
+def test_debugging_checks_indices_after_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing, or of another dtype or shape, is said as it is without."""
+    x, target = drawn(3, 5), torch.tensor([0, 4, 2], device=DEVICE)
+    calls = (
+        lambda: generated.cross_entropy(None, target), lambda: generated.cross_entropy(2.0, target), lambda: generated.nll_loss(None, target),
+        lambda: embedding(target, None), lambda: embedding(target.float(), x), lambda: generated.nll_loss(x, target, drawn(4)),
+    )  # fmt: skip
+    said = []
+    for debug in ("0", "1"):
+        monkeypatch.setenv("PULLBACK_DEBUG", debug)
+        for one in calls:
+            with pytest.raises((TypeError, ValueError)) as caught:
+                one()
+            said.append(str(caught.value))
+    assert said[: len(calls)] == said[len(calls) :]
 
 
 def test_items_of_tuples_are_told_apart(plans: list[str]) -> None:
@@ -214,6 +310,43 @@ def test_what_a_hook_lays_out_anew_is_read_as_it_lies(plans: list[str]) -> None:
             y = generated.silu(leaf)
         found.append(torch.autograd.grad(y, leaf, drawn(4, 6, seed=3))[0])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_what_a_hook_negates_lazily_is_what_it_says() -> None:
+    x = drawn(4, 6).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda v: -v, torch._neg_view):
+        y = generated.silu(x)
+    found, want = (torch.autograd.grad(v.sum(), x)[0] for v in (y, torch.nn.functional.silu(x)))
+    torch.testing.assert_close(found, want)
+
+
+def test_a_buffer_that_is_negated_lazily_is_refused() -> None:
+    mean, var = torch._neg_view(torch.zeros(3, device=DEVICE)), torch.ones(3, device=DEVICE)
+    with pytest.raises(ValueError, match="batch_norm: `running_mean` is a lazily negated view"):
+        generated.batch_norm(drawn(8, 3), mean, var, None, None, True)
+
+
+def test_a_sparse_cotangent_is_refused_by_name() -> None:
+    x = drawn(4, 6).requires_grad_()
+    with pytest.raises(TypeError, match="silu: a cotangent is torch.sparse_coo"):
+        torch.autograd.grad(generated.silu(x), x, torch.ones(4, 6, device=DEVICE).to_sparse())
+
+
+def test_a_call_within_a_transform_may_want_no_gradient() -> None:
+    x = drawn(4)
+
+    def mixed(f: Any) -> Any:
+        return torch.func.grad(lambda v: (f(v.detach()) * v).sum() + f(x).sum())(x)
+
+    torch.testing.assert_close(mixed(generated.silu), mixed(torch.nn.functional.silu))
+    with pytest.raises(RuntimeError, match="argmax has no backward, and its kernels do not run under torch.func"):
+        torch.func.grad(lambda v: v[generated.argmax(v)].sum())(x)
+
+
+def test_a_batch_of_cotangents_is_handed_on_where_nothing_is_launched() -> None:
+    x = drawn(4).requires_grad_()
+    (grads,) = torch.autograd.grad(generated.add(x, 1.0), x, torch.eye(4, device=DEVICE), is_grads_batched=True)
+    assert torch.equal(grads, torch.eye(4, device=DEVICE))
 
 
 def test_buffers_count_every_update(plans: list[str]) -> None:
