@@ -112,6 +112,7 @@ class Prepared:
         self.launches = [PreparedLaunch(launch, places, lib.limits(device)) for launch in plan.launches]
         self._numbered = any(s.takes_numbers for s in self.launches)
         self._empty = lib.torch.empty_strided
+        self._filled = debugging()  # asked here: what is kept for later calls is made without
         self._count_update = lib.torch.autograd.graph.increment_version
         self._cuda = lib.torch.cuda if device.type == "cuda" else None
         mixed = self._cuda is None and any(m.dtype == "f64" for m in plan.metas.values())
@@ -158,7 +159,7 @@ class Prepared:
             for k, shape in self._copies:
                 values[k] = values[k].expand(shape).contiguous()
         new = [self._empty(shape, strides, dtype=dtype, device=self.device) for shape, strides, dtype in self._new]
-        if debugging():
+        if self._filled:
             for tensor in new:
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
         for k in self._zeros:
