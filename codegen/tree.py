@@ -234,7 +234,7 @@ def _finding(state: _State, path: str, inputs: Mapping[str, str]) -> Finding | N
     changed = nearest.changed(inputs)
     if true:
         return Finding(path, "stale", _changed_reason(changed), "pullback generate", ops=ops)
-    return Finding(path, "edited", _edited_reason(changed), _edited_mend(nearest.sources), ops=ops)
+    return Finding(path, "edited", _edited_reason(changed), _edited_mend(state.root, nearest.sources), ops=ops)
 
 
 def _is_gone(entry: Entry, inputs: Mapping[str, str]) -> bool:
@@ -281,10 +281,12 @@ def _edited_reason(changed: Sequence[str]) -> str:
     return "its bytes are not those that were written" + (f"; besides, {_changed_reason(changed)}" if changed else "")
 
 
-def _edited_mend(sources: Sequence[tuple[str, str]]) -> str:
-    origin = [name.partition("#")[0] for name, _ in sources if name not in (manifest.GENERATOR, manifest.SETTINGS)]
-    place = f" (to keep the change, make it in {' or '.join(sorted(set(origin)))})" if origin else ""
-    return f"pullback generate{place}"
+def _edited_mend(root: Path, sources: Sequence[tuple[str, str]]) -> str:
+    """What a project has of the sources is where a change may be made: the templates are the generator's own."""
+    own = {name.partition("#")[0] for name, _ in sources if name not in (manifest.GENERATOR, manifest.SETTINGS)}
+    origin = sorted(name for name in own if (root / name).is_file())
+    place = f"make it in {' or '.join(origin)}" if origin else "copy the file under another name"
+    return f"pullback generate (to keep the change, {place})"
 
 
 def _listing_finding(state: _State, path: str) -> Finding | None:

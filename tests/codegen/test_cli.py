@@ -110,7 +110,10 @@ def test_a_hand_edit_is_shown_with_its_diff_and_undone(project: Path) -> None:
     result = pullback("check")
     assert result.exit_code == 1
     assert "generated/ops/twice.py: edited by hand" in result.stdout and "-EDITED = 1\n" in result.stdout
-    assert "(to keep the change, make it in specs/basic.yaml or templates/" in result.stdout
+    assert "(to keep the change, make it in specs/basic.yaml)" in result.stdout
+    shared = project / "generated/runtime/plan.py"
+    shared.write_text(shared.read_text() + "EDITED = 1\n")
+    assert "(to keep the change, copy the file under another name)" in pullback("check").stdout
     result = pullback("generate")
     assert "was edited by hand, and is as generated again" in result.stderr
     assert path.read_text() == original

@@ -310,7 +310,7 @@ def test_findings_carry_the_diff(written: Project) -> None:
     text = found["generated/shared.py"].render()
     assert text.startswith("generated/shared.py: edited by hand: its bytes are not those that were written\n--- ")
     assert "-SHARED = 2\n+SHARED = 1\n" in text
-    assert text.endswith("   mend: pullback generate (to keep the change, make it in templates/shared.py)")
+    assert text.endswith("   mend: pullback generate (to keep the change, copy the file under another name)")
 
 
 def test_full_comparison_trusts_no_hash(written: Project) -> None:
