@@ -4,7 +4,8 @@
 
 The clock and the operands are those of `benchmarks.rows`. Each kernel whose tile `Tile.of` chooses is run under every combination of
 half, the same and twice its warps and rows a program; where a program has many rows or steps, of tiles in hand and with `--columns` of the
-columns of a step; where gradients are summed over rows, of programs a multiprocessor. Every result is held against float64, for a tile that is quick and wrong is none. Exit code 1 where one was wrong; no time is judged.
+columns of a step; where gradients are summed over rows, of programs a multiprocessor. Every result is held against float64, for a tile
+that is quick and wrong is none. Exit code 1 where one was wrong; no time is judged.
 """
 
 from __future__ import annotations

@@ -104,9 +104,8 @@ class Sampler:
             return {a: axis.fixed or int(self.rng.integers(low, low + 9)) for a, axis in self.graph.axes.items()}
         extents = {a: axis.fixed or int(self.rng.integers(2, high)) for a, axis in self.graph.axes.items()}
         near = [int(v) + k for v in self.written for k in (0, 1, 2) if high < v < most]
-        if (
-            near and self.places and self.rng.random() < 0.5
-        ):  # one axis as long as a number that it may be compared with
+        # One axis as long as a number that it may be compared with.
+        if near and self.places and self.rng.random() < 0.5:
             free = [a for a, axis in self.graph.axes.items() if axis.fixed is None]
             extents[str(self.rng.choice(free))] = int(self.rng.choice(near))
         return extents

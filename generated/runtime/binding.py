@@ -160,8 +160,7 @@ def plain(value: Any, lib: Torch) -> Any:
 def _refuse_transforms(op: RuntimeOp, tensors: Mapping[str, torch.Tensor], lib: Torch) -> None:
     if any(map(lib.batched, tensors.values())):
         raise RuntimeError(NO_VMAP.format(op.name))
-    wrapped = lib.torch._C._functorch.is_functorch_wrapped_tensor
-    if not op.has_backward and any(map(wrapped, tensors.values())):
+    if not op.has_backward and any(map(lib.wrapped, tensors.values())):
         raise RuntimeError(_NO_TRANSFORM.format(op.name))
     unpacked = lib.torch.autograd.forward_ad.unpack_dual
     if lib.forward_mode() and any(unpacked(t).tangent is not None for t in tensors.values()):

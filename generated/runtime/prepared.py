@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .device import Torch, debugging, torch_dtypes, torch_library
+from .device import Torch, debugging, torch_library
 from .op import RuntimeOp
 from .plan import Given, Launch, Limits, Meta, Plan
 
@@ -197,9 +197,9 @@ def rounded_after(stored: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, torc
     Yields:
         By the same keys, what is to be written in place of those that are bf16.
     """
-    dtypes, empty = torch_dtypes(), torch_library().torch.empty_strided
-    halves = {n: v for n, v in stored.items() if v.dtype == dtypes["bf16"]}
-    wide = {n: empty(v.shape, v.stride(), dtype=dtypes["f32"]).copy_(v) for n, v in halves.items()}
+    torch = torch_library().torch
+    halves = {n: v for n, v in stored.items() if v.dtype == torch.bfloat16}
+    wide = {n: torch.empty_strided(v.shape, v.stride(), dtype=torch.float32).copy_(v) for n, v in halves.items()}
     yield wide
     for name, tensor in halves.items():
         tensor.copy_(wide[name])

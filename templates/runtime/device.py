@@ -61,6 +61,10 @@ class Torch:
         found = self.torch._C._functorch
         return bool(found.is_batchedtensor(tensor) or found.is_legacy_batchedtensor(tensor))
 
+    def wrapped(self, tensor: torch.Tensor) -> bool:
+        """Whether a transform of torch.func has it in a wrapper, which has no memory."""
+        return bool(self.torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
     def forward_mode(self) -> bool:
         """Whether forward-mode differentiation is at work."""
         return bool(self._forward_ad._current_level >= 0)
@@ -87,11 +91,6 @@ def torch_library() -> Torch:
 def torch_if_found() -> Torch | None:
     """torch, if an op has been called before."""
     return _found
-
-
-def torch_dtypes() -> Mapping[str, Any]:
-    """torch's dtypes by the names that they have here."""
-    return torch_library().dtypes
 
 
 def interpreted() -> bool:
