@@ -14,9 +14,7 @@ from ..runtime.binding import call
 from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
-from ..runtime.math import divide
 from ..runtime.math import fmod as _fmod
-from ..runtime.math import round as _round
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
 
@@ -44,8 +42,8 @@ def fmod_forward(
 def fmod_backward(
     x_ptr, x_strides, other_ptr, other_strides, other_number: tl.float64, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr,
     dother_ptr, dother_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides,
-    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     k, exists = kept_tile(n_kept, patch_sizes, WIDE, RAGGED, BLOCK_K, BLOCK_R)
     first, last = share(n_reduced, reduced_strides, span, WIDE)
@@ -62,12 +60,12 @@ def fmod_backward(
         else:
             other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-        y = _fmod(x, other, HALF)
+        y = _fmod(x, other)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dy, 0.0)
-        dother = -dy * _round(divide(x - y, other))
+        dother = -dy * ((x - y) / other)
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:

@@ -51,12 +51,10 @@ def logit_backward(
     c1 = scalar(c1, COMPUTE)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
+    dz = dy / (x * (1 - x))
     if HAS_EPS:
-        z = tl.where(x < eps, eps, tl.where(x > c1, c1, x))
-        dz = dy / (z * (1 - z))
         tl.store(dx_ptr + i, tl.where((x < eps) | (x > c1), 0, dz), mask=mask)
     else:
-        dz = dy / (x * (1 - x))
         tl.store(dx_ptr + i, dz, mask=mask)
 
 

@@ -186,7 +186,7 @@ def lasting(x):
 
 @triton.jit
 def log4(a):
-    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 30 bits (NaN where it is
+    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 28 bits (NaN where it is
     infinite)."""
     tiny = a < 1.1754943508222875e-38
     edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -11.5), tl.where(a < float("inf"), 0.0, a))
@@ -194,13 +194,11 @@ def log4(a):
     k = (bits - 0x3F30A3D7) & -0x800000
     f = (bits - k).to(tl.float32, bitcast=True) - 1.0
     n = k.to(tl.float32) * 5.960464477539063e-08 + edge
-    # The terms of the first three coefficients are sums of two. What an fma made, less the larger that it added to, is
+    # The terms of the first two coefficients are sums of two. What an fma made, less the larger that it added to, is
     # exact; a second fma then finds what the first one lost.
     rest = polynomials.log4_rest(f)
-    c = fma(f, rest, 0.24044917523860931)
-    low = fma(f, rest, 0.24044917523860931 - c)
-    b = fma(f, c, -0.3606737554073334)
-    low = fma(f, low, fma(f, c, -0.3606737554073334 - b))
+    b = fma(f, rest, -0.3606737554073334)
+    low = fma(f, rest, -0.3606737554073334 - b)
     a = fma(f, b, 0.7213475108146667)
     low = fma(f, low, fma(f, b, 0.7213475108146667 - a)) + 9.629814955633087e-09
     s = n + fma(f, a, 0.0)  # in two steps: s may be below n / 2, where n - s is exact for a sum of two floats
@@ -501,19 +499,19 @@ def atanh(x, HALF: tl.constexpr = False):
 
 @triton.jit
 def turned(x, h, SIDES: tl.constexpr):
-    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17. Of no turn x itself, -0 too."""
+    """x - h * pi / SIDES (1 or 2) in f32, pi in three parts: 2 h is a whole number below 2**17. All parts are above 0, so that of no
+    turn it is x itself, -0 too."""
     if SIDES == 1:
-        r = fma(h, 3.4302490200117637e-15, fma(h, 8.742277657347586e-08, fma(h, -3.1415927410125732, x)))
+        return fma(h, -1.0780605906948477e-14, fma(h, -1.5099578831723193e-07, fma(h, -3.141592502593994, x)))
     else:
-        r = fma(h, 1.7151245100058819e-15, fma(h, 4.371138828673793e-08, fma(h, -1.5707963705062866, x)))
-    return tl.where(h == 0, x, r)
+        return fma(h, -5.390302953474238e-15, fma(h, -7.549789415861596e-08, fma(h, -1.570796251296997, x)))
 
 
 @triton.jit
 def sine_of(r, turns):
     """sin(r) for |r| <= pi / 2, its sign turned where the last bit of `turns` is set; for results in 16 bits."""
     z = r * r
-    y = r + r * (z * polynomials.sin_tail(z))
+    y = r * (1.0 + z * polynomials.sin_tail(z))
     return (y.to(tl.int32, bitcast=True) ^ (turns.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
 
 
@@ -525,7 +523,7 @@ def sin(x, HALF: tl.constexpr = False):
         y = sine_of(turned(x, t - 12582912.0, 1), t)
         if tl.max(tl.abs(x)) > 1e5:
             y = tl.sin(x)
-        return tl.where(x == 0, x, y)  # of -0 it is -0
+        return y
     else:
         return tl.where(tl.abs(x) < 1e-20, x, tl.sin(x))
 
@@ -551,7 +549,7 @@ def tan(x, HALF: tl.constexpr = False):
         t = x * 0.63661975 + 12582912.0
         r = turned(x, t - 12582912.0, 2)
         z = r * r
-        y = r + r * (z * polynomials.tan_tail(z))
+        y = r * (1.0 + z * polynomials.tan_tail(z))
         odd = (t.to(tl.int32, bitcast=True) & 1) != 0
         y = tl.where(odd, copysign(rcp_short(tl.abs(y)), negated(y)), y)
         if tl.max(tl.abs(x)) > 1e5:
@@ -718,10 +716,10 @@ def pow(x, y, HALF: tl.constexpr = False):
         size = pow_narrow(a, y, HALF)
     size = tl.where(y == 2.0, x * x, size)  # what people check by heart
     size = tl.where((a == 1.0) | (y == 0.0), 1.0, size)
-    d = tl.abs(past_even(y))
-    size = tl.where(negative(x) & (d == 1.0), negated(size), size)
-    whole = d * d >= d  # of 0 and 1; not of NaN, either
-    return tl.where(below_zero(x) & ~whole, float("nan"), size)
+    even = nearest_even(tl.abs(y))
+    odd = tl.abs(tl.abs(y) - even) == 1.0
+    size = tl.where(negative(x) & odd, negated(size), size)
+    return tl.where(below_zero(x) & ~(odd | (tl.abs(y) == even)), float("nan"), size)
 
 
 @triton.jit
@@ -735,14 +733,12 @@ def below_zero(x):
 
 
 @triton.jit
-def past_even(y):
-    """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
+def nearest_even(y):
+    """An even number, for y >= 0: y itself where it is one, infinity among them; 1 from an odd y, and not from another."""
     if y.dtype == tl.float64:
-        y = minimum(tl.abs(y), 9007199254740992.0)
-        return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
+        return ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
     else:
-        y = minimum(tl.abs(y), 16777216.0)
-        return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
+        return ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
 
 
 @triton.jit
@@ -849,31 +845,16 @@ def divide(a, b):
 def fmod(a, b, HALF: tl.constexpr = False):
     """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
 
-    libdevice's takes subnormals for 0. The cheaper form may: what b leaves is below 2**-126 if b is, as is what a b of 2**-126
-    leaves, but for 0 nothing is left.
+    libdevice's takes subnormals for 0. The cheaper form takes a subnormal b for 2**-126, for what either leaves is below that.
     """
     a, b = alike(a, b)
-    if a.dtype.is_int():
-        return a % b
-    elif a.dtype == tl.float32 and HALF:
-        # Below 2**17 the quotient q, rounded to the nearest whole number, leaves what is exact, and lies between -b / 2 and b / 2.
-        # Where a tile has a larger quotient or an infinite b it takes the long way.
-        size = tl.abs(a)
-        d = tl.abs(b)
-        root = tl.rsqrt(d)
-        quotient = size * root * root
-        r = fma((quotient + 8388608.0) - 8388608.0, negated(d), size)
-        r = copysign(tl.where(r < 0, r + d, r), a)
-        if tl.max(quotient + d * 1e-33) > 131072.0:
-            if INTERPRETED:
-                r = a % b
-            else:
-                r = libdevice.fmod(a, tl.where(b == 0, b, maximum(d, 1.1754943508222875e-38)))
-        return r
-    elif INTERPRETED:
+    if a.dtype.is_int() or INTERPRETED:
         return a % b
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
+    elif HALF:
+        d = tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38))
+        return tl.where(tl.abs(a) < d, a, libdevice.fmod(a, d))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
@@ -884,20 +865,9 @@ def fmod(a, b, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def away_from_zero(x):
-    """f32: for a subnormal number, which arithmetic may take for 0, the smallest other one of its sign."""
-    bits = x.to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    least = (bits - size) | 0x800000
-    return tl.where((size > 0) & (size < 0x800000), least, bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def mod(a, b, HALF: tl.constexpr = False):
     """a - b * floor(a / b), rounded once: the sign of the divisor, as in Python."""
     a, b = alike(a, b)
-    if HALF and a.dtype == tl.float32:
-        a = away_from_zero(a)
     r = fmod(a, b, HALF)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
