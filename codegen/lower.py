@@ -31,7 +31,7 @@ from codegen.stages import Stage, telling, unlike
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
-        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP", "STAGES",
+        "n_kept", "n_reduced", "exists", "within", "first", "last", "share", "part", "largest", "kept_sizes", "reduced_sizes", "k_at", "r_at", "start_k", "LOOP", "STAGES", "LANES", "GROUP",
         "rows", "steps", "row_ptr", "COMPUTE", "ALIGNED", "DTYPES"}  # fmt: skip
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "grid", "warmup", "debug", "instrumentation_mode",

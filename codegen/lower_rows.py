@@ -367,6 +367,7 @@ class _Rows:
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
+            *(["LANES: tl.constexpr", "GROUP: tl.constexpr"] if any("LANES" in line for line in lines) else []),
             *(["STAGES: tl.constexpr"] if staged else []),
         )  # fmt: skip
 
@@ -731,24 +732,22 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
-_NO_EXPONENTIALS = "rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)"
-
-
 def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, printer: Printer) -> tuple[str, str, str]:
     """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
     end."""
-    start = f'{top} = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{name}_acc = '
+    state = f"{top}, {name}_acc"
+    start = f"{state} = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)"
     if node.params[0] == "logsumexp":
         return (
-            start + _NO_EXPONENTIALS,
-            f"{top}, {name}_acc = rows.exponentials({top}, {name}_acc, {value}, {mask})",
-            f"{name} = rows.logarithm_less_largest({top}, {name}_acc)",
+            start,
+            f"{state} = rows.exponentials({state}, {value}, {mask}, LANES, GROUP)",
+            f"{top}, {name} = rows.logarithm_beside_largest({state}, LANES)",
         )
     half = "HALF" if printer.coarse(node.args[0]) else "False"
     return (
-        start + "tl.zeros([BLOCK_K, 1], COMPUTE)",
-        f"{top}, {name}_acc = rows.beside_largest({top}, {name}_acc, {value}, {mask}, LOOP, {half})",
-        f"{name} = rows.of_finite({top}, {name}_acc)",
+        start,
+        f"{state} = rows.beside_largest({state}, {value}, {mask}, LOOP, LANES, GROUP, {half})",
+        f"{top}, {name} = rows.sum_beside_largest({state}, LANES, {half})",
     )
 
 
@@ -788,10 +787,11 @@ def _reduction(
             f"{name} = ~rows.holds({acc})",
         )
     if word == "logsumexp":
+        lanes, group = ("1", "1") if again else ("LANES", "GROUP")
         return (
-            f'{name}_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)\n{acc} = {_NO_EXPONENTIALS}',
-            f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask})",
-            f"{name} = rows.logarithm({name}_top, {acc})",
+            f"{name}_top, {acc} = rows.no_exponentials(COMPUTE, BLOCK_K, {lanes})",
+            f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask}, {lanes}, {group})",
+            f"{name} = rows.logarithm({name}_top, {acc}, {lanes})",
         )
     whole = node.kind == "int"
     neutral, dtype = (_WHOLE if whole else _NEUTRAL)[word], "tl.int64" if whole else "COMPUTE"

@@ -30,7 +30,7 @@ def cross_entropy_forward(
     n_kept: tl.int64, n_reduced: tl.int64, ignore_index: tl.float64, z_loss: tl.float64, c2: tl.float64,
     label_smoothing: tl.float64, softcap: tl.float64, HAS_SOFTCAP: tl.constexpr, LABEL_SMOOTHING_IS_0: tl.constexpr,
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     ignore_index = scalar(ignore_index, tl.int64)
     z_loss = scalar(z_loss, COMPUTE)
@@ -52,8 +52,7 @@ def cross_entropy_forward(
         zt = rows.take(x_row, t, x_stride_C, size_C, exists, COMPUTE)
     if not LABEL_SMOOTHING_IS_0:
         near = tl.where(isinf(zt), 0, zt)  # known before the others are read
-    top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    rest_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
+    top, rest_acc = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)
     if not LABEL_SMOOTHING_IS_0:
         spread_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
         spread_total2_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
@@ -67,9 +66,9 @@ def cross_entropy_forward(
         if HAS_SOFTCAP:
             bent = tanh(x / softcap)
             z = softcap * bent
-            top, rest_acc = rows.exponentials(top, rest_acc, z, mask)
+            top, rest_acc = rows.exponentials(top, rest_acc, z, mask, LANES, GROUP)
         else:
-            top, rest_acc = rows.exponentials(top, rest_acc, x, mask)
+            top, rest_acc = rows.exponentials(top, rest_acc, x, mask, LANES, GROUP)
         if weight_ptr is not None and not LABEL_SMOOTHING_IS_0:
             spread_total_acc += tl.where(within, weight, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
@@ -82,7 +81,7 @@ def cross_entropy_forward(
             spread_total2_acc += tl.where(mask, near - x, 0.0)
         elif not LABEL_SMOOTHING_IS_0:
             spread_total2_acc += tl.where(mask, near - z, 0.0)
-    rest = rows.logarithm_less_largest(top, rest_acc)
+    top, rest = rows.logarithm_beside_largest(top, rest_acc, LANES)
     if not LABEL_SMOOTHING_IS_0:
         spread_total = rows.total(spread_total_acc)
         spread_total2 = rows.total(spread_total2_acc)

@@ -29,7 +29,7 @@ def cross_entropy_soft_forward(
     loss_ptr, loss_kept_strides, lse_part_ptr, mass_part_ptr, each_total_part_ptr, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, c0: tl.float64, label_smoothing: tl.float64,
     reduction: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, LOOP: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     c0 = scalar(c0, COMPUTE)
     label_smoothing = scalar(label_smoothing, COMPUTE)
@@ -37,8 +37,7 @@ def cross_entropy_soft_forward(
     k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
     target_row = target_ptr + offset(k, k_at, target_kept_strides)
-    lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
+    lse_top, lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     each_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
@@ -53,16 +52,16 @@ def cross_entropy_soft_forward(
             q = weight * (c0 * target + label_smoothing / scalar(n_reduced, COMPUTE))
         else:
             q = c0 * target + label_smoothing / scalar(n_reduced, COMPUTE)
-        lse_top, lse_acc = rows.exponentials(lse_top, lse_acc, x, mask)
+        lse_top, lse_acc = rows.exponentials(lse_top, lse_acc, x, mask, LANES, GROUP)
         mass_acc += tl.where(mask, q, 0.0)
         each_total_acc += tl.where(mask, tl.where((q == 0) & (x == float("-inf")), 0, q * x), 0.0)
     if lse_part_ptr is not None:
         part = tl.program_id(1) * n_kept + k
-        tl.store(lse_part_ptr + part, rows.logarithm(lse_top, lse_acc), mask=exists)
+        tl.store(lse_part_ptr + part, rows.logarithm(lse_top, lse_acc, LANES), mask=exists)
         tl.store(mass_part_ptr + part, rows.total(mass_acc), mask=exists)
         tl.store(each_total_part_ptr + part, rows.total(each_total_acc), mask=exists)
     else:
-        lse = rows.logarithm(lse_top, lse_acc)
+        lse = rows.logarithm(lse_top, lse_acc, LANES)
         mass = rows.total(mass_acc)
         each_total = rows.total(each_total_acc)
         each = lse * mass - each_total  # no target, no chance: no loss
@@ -85,17 +84,18 @@ def cross_entropy_soft_finish(
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
-    lse_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
+    lse_top, lse_acc = rows.no_exponentials(COMPUTE, BLOCK_K, 1)
     mass_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     each_total_acc = tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within
-        lse_top, lse_acc = rows.exponentials(lse_top, lse_acc, tl.load(lse_part_ptr + r * n_kept + k, mask=mask), mask)
+        lse_top, lse_acc = rows.exponentials(
+            lse_top, lse_acc, tl.load(lse_part_ptr + r * n_kept + k, mask=mask), mask, 1, 1
+        )
         mass_acc += tl.where(mask, tl.load(mass_part_ptr + r * n_kept + k, mask=mask), 0.0)
         each_total_acc += tl.where(mask, tl.load(each_total_part_ptr + r * n_kept + k, mask=mask), 0.0)
-    lse = rows.logarithm(lse_top, lse_acc)
+    lse = rows.logarithm(lse_top, lse_acc, 1)
     mass = rows.total(mass_acc)
     each_total = rows.total(each_total_acc)
     each = lse * mass - each_total  # no target, no chance: no loss

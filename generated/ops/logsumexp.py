@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 def logsumexp_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_part_ptr, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, LANES: tl.constexpr,
+    GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
+    y_top, y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)
     first, last = rows.column_share(n_reduced, span, LOOP, BLOCK_R)
     for start in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        y_top, y_acc = rows.exponentials(y_top, y_acc, x, mask)
+        y_top, y_acc = rows.exponentials(y_top, y_acc, x, mask, LANES, GROUP)
     if y_part_ptr is not None:
         part = tl.program_id(1) * n_kept + k
-        tl.store(y_part_ptr + part, rows.logarithm(y_top, y_acc), mask=exists)
+        tl.store(y_part_ptr + part, rows.logarithm(y_top, y_acc, LANES), mask=exists)
     else:
-        y = rows.logarithm(y_top, y_acc)
+        y = rows.logarithm(y_top, y_acc, LANES)
         tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 
@@ -55,13 +55,12 @@ def logsumexp_finish(
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
-    y_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, BLOCK_R)
+    y_top, y_acc = rows.no_exponentials(COMPUTE, BLOCK_K, 1)
     for start in range(0, n_parts, BLOCK_R):
         r, within = rows.column_tile(start, n_parts, WIDE, RAGGED, BLOCK_R)
         mask = exists & within
-        y_top, y_acc = rows.exponentials(y_top, y_acc, tl.load(y_part_ptr + r * n_kept + k, mask=mask), mask)
-    y = rows.logarithm(y_top, y_acc)
+        y_top, y_acc = rows.exponentials(y_top, y_acc, tl.load(y_part_ptr + r * n_kept + k, mask=mask), mask, 1, 1)
+    y = rows.logarithm(y_top, y_acc, 1)
     tl.store(y_ptr + offset(k, k_at, y_kept_strides), y, mask=exists)
 
 

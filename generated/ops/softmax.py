@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 def softmax_forward(
     x_ptr, x_kept_strides, x_reduced_strides, y_ptr, y_kept_strides, y_reduced_strides, kept_sizes, reduced_sizes,
     n_kept: tl.int64, n_reduced: tl.int64, HALF: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    RAGGED: tl.constexpr, LOOP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, LANES: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     k, exists = rows.tile(rows.start(WIDE, BLOCK_K), n_kept, WIDE, BLOCK_K)
     k_at = rows.places(k, kept_sizes)
     x_row = x_ptr + offset(k, k_at, x_kept_strides)
-    e_top = tl.full([BLOCK_K, 1], float("-inf"), COMPUTE)
-    y_total_acc = tl.zeros([BLOCK_K, 1], COMPUTE)
+    e_top, y_total_acc = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
-        e_top, y_total_acc = rows.beside_largest(e_top, y_total_acc, x, mask, LOOP, HALF)
-    y_total = rows.of_finite(e_top, y_total_acc)
+        e_top, y_total_acc = rows.beside_largest(e_top, y_total_acc, x, mask, LOOP, LANES, GROUP, HALF)
+    e_top, y_total = rows.sum_beside_largest(e_top, y_total_acc, LANES, HALF)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)

@@ -168,37 +168,56 @@ def smallest(acc):
         return tl.reduce(acc, 1, _smaller, keep_dims=True)
 
 
+# ---------------------------------------------------------------------------------------------- sums of exponentials
+# Beside a sum stands the largest value so far, which was taken out of every exponent, so that in one pass nothing overflows.
+# Where a row is walked over in steps, each of LANES threads has a sum and a largest of its own, and waits for no other until
+# the end.
+
+
 @triton.jit
-def no_exponentials(COMPUTE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
-    """What `exponentials` begins with: a sum for each lane, which spares a reduction a step, where there are registers for it."""
-    if BLOCK_R <= 2048:
-        return tl.zeros([BLOCK_K, BLOCK_R], COMPUTE)
+def no_exponentials(COMPUTE: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr):
+    """What sums begin with, [BLOCK_K * LANES, 1]: the largest, and the sum."""
+    top = tl.full([BLOCK_K * LANES, 1], float("-inf"), COMPUTE)
+    return top, tl.zeros([BLOCK_K * LANES, 1], COMPUTE)
+
+
+@triton.jit
+def in_lanes(value, LANES: tl.constexpr, GROUP: tl.constexpr):
+    """[BLOCK_K, BLOCK_R] -> [BLOCK_K * LANES, BLOCK_R // LANES]: the elements of a lane as a row. GROUP of them are neighbours, for
+    that many a thread loads at once."""
+    if LANES == 1:
+        return value
     else:
-        return tl.zeros([BLOCK_K, 1], COMPUTE)
+        rounds: tl.constexpr = value.shape[1] // (LANES * GROUP)
+        parts = tl.permute(tl.reshape(value, [value.shape[0], rounds, LANES, GROUP]), (0, 2, 1, 3))
+        return tl.reshape(parts, [value.shape[0] * LANES, rounds * GROUP])
 
 
 @triton.jit
-def exponentials(top, acc, value, mask):
-    """Takes a tile into sums of exponentials beside the largest value so far of all: in one pass nothing overflows.
+def exponentials(top, acc, value, mask, LANES: tl.constexpr, GROUP: tl.constexpr):
+    """Takes a tile into the sums.
 
     One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
     same for all, and `logarithm` takes it out.
     """
-    value = tl.where(mask, value, float("-inf"))
+    value = in_lanes(tl.where(mask, value, float("-inf")), LANES, GROUP)
     larger = maximum(top, largest(value))
-    same = (top == larger) | isinf(larger)  # an infinity less itself would be NaN, as would 0 times one
     if value.dtype == tl.float64:
-        shift = tl.where(isinf(larger), 0.0, larger)
-        scale = exp(tl.where(same, 0.0, top - shift))
-        raised = exp(value - shift)
+        raised = exp(value - tl.where(isinf(larger), 0.0, larger))
     else:
-        bits = in_bits(larger)
-        scale = tl.exp2(tl.where(same, 0.0, top * 1.4426950408889634 - bits))
-        raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -bits))
-    if acc.shape[1] == 1:
-        return larger, acc * scale + tl.sum(raised, axis=1, keep_dims=True)
+        raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(larger)))
+    return larger, acc * fall(top, larger) + total(raised)
+
+
+@triton.jit
+def fall(top, larger):
+    """What a sum beside `top` is multiplied by to stand beside a `larger`."""
+    same = (top == larger) | isinf(larger)  # an infinity less itself would be NaN, as would 0 times one
+    if top.dtype == tl.float64:
+        return exp(tl.where(same, 0.0, top - larger))
     else:
-        return larger, acc * scale + raised
+        rounded = tl.fma(top, tl.full([1, 1], 1.4426950408889634, tl.float32), 0.0)  # as in_bits has it, but for -inf
+        return tl.exp2(tl.where(same, 0.0, rounded - in_bits(larger)))
 
 
 @triton.jit
@@ -208,44 +227,67 @@ def in_bits(top):
 
 
 @triton.jit
-def beside_largest(top, total, value, mask, LOOP: tl.constexpr, HALF: tl.constexpr):
-    """Takes a tile into the largest value so far, and the sum of exp(value - largest) beside it. Where a row is one tile these
-    are the exponentials that the pass after this one needs again: the compiler has them once."""
-    larger = maximum(top, largest(tl.where(mask, value, float("-inf"))))
-    if LOOP:
-        shift = tl.where(larger == float("-inf"), 0.0, larger)  # nothing finite yet
-        total = total * exp(top - shift, HALF)
+def together(top, acc, LANES: tl.constexpr):
+    """The largest and the sum of whole rows, [BLOCK_K, 1] each."""
+    if LANES == 1:
+        return top, acc
     else:
-        shift = larger
-    return larger, total + tl.sum(tl.where(mask, exp(value - shift, HALF), 0.0), axis=1, keep_dims=True)
+        top = tl.reshape(top, [top.shape[0] // LANES, LANES])
+        larger = largest(top)
+        return larger, total(tl.reshape(acc, [top.shape[0], LANES]) * fall(top, larger))
 
 
 @triton.jit
-def of_finite(top, total):
-    """The sum of exp(value - largest), for what is no number less itself is none."""
-    return tl.where(top == float("-inf"), float("nan"), total)
-
-
-@triton.jit
-def logarithm(top, acc):
+def logarithm(top, acc, LANES: tl.constexpr):
     """The logarithm of the sum of exponentials of which the largest was taken out, [BLOCK_K, 1]."""
-    return _less_largest(top, total(acc)) + tl.where(isinf(top), 0.0, top)
+    top, acc = together(top, acc, LANES)
+    return _less_largest(top, acc) + tl.where(isinf(top), 0.0, top)
 
 
 @triton.jit
-def logarithm_less_largest(top, acc):
-    """The same, less the largest, without the digits that it would take; an infinity less itself is no number."""
-    return tl.where(isinf(top), float("nan"), _less_largest(top, total(acc)))
+def logarithm_beside_largest(top, acc, LANES: tl.constexpr):
+    """The largest, and the logarithm less the largest, without the digits that it would take; an infinity less itself is no
+    number."""
+    top, acc = together(top, acc, LANES)
+    return top, tl.where(isinf(top), float("nan"), _less_largest(top, acc))
 
 
 @triton.jit
-def _less_largest(top, total):
+def _less_largest(top, acc):
     if top.dtype == tl.float64:
-        return log(total)
+        return log(acc)
     else:
         shift = tl.where(isinf(top), 0.0, top)
         rest = tl.fma(shift, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(top))
-        return log(total) - rest * 0.6931471805599453
+        return log(acc) - rest * 0.6931471805599453
+
+
+@triton.jit
+def beside_largest(
+    top, acc, value, mask, LOOP: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr
+):
+    """Takes a tile into the sums of exp(value - largest). Where a row is one tile these are the exponentials that the pass after this
+    one needs again: the compiler has them once."""
+    if LOOP:
+        value = in_lanes(tl.where(mask, value, float("-inf")), LANES, GROUP)
+        larger = maximum(top, largest(value))
+        shift = tl.where(larger == float("-inf"), 0.0, larger)  # nothing finite yet
+        return larger, acc * exp(top - shift, HALF) + total(exp(value - shift, HALF))
+    else:
+        larger = largest(tl.where(mask, value, float("-inf")))
+        return larger, total(tl.where(mask, exp(value - larger, HALF), 0.0))
+
+
+@triton.jit
+def sum_beside_largest(top, acc, LANES: tl.constexpr, HALF: tl.constexpr):
+    """The largest, and the sum of exp(value - largest); what is no number less itself is none."""
+    if LANES > 1:
+        top = tl.reshape(top, [top.shape[0] // LANES, LANES])
+        larger = largest(top)
+        shift = tl.where(larger == float("-inf"), 0.0, larger)
+        acc = total(tl.reshape(acc, [top.shape[0], LANES]) * exp(top - shift, HALF))
+        top = larger
+    return top, tl.where(top == float("-inf"), float("nan"), acc)
 
 
 @triton.jit

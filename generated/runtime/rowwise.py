@@ -43,6 +43,8 @@ SHARE = 16384
 """Elements of a program's share at least, where few rows are shared by several programs."""
 PROGRAMS = 2**31 - 1
 """Programs of a launch at most: of more rows each has several."""
+LOADED = 16
+"""Bytes that a thread loads at once, where memory allows."""
 BUSY = 4096
 """Warps that fill a device: below that rows are shared."""
 
@@ -263,7 +265,8 @@ class Rowwise(Stage):
         split = split_space(space, pattern)
         of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
         single = call.compute in ("f32", "i32", "bool")
-        row_bytes = self._row_bytes(call, bound, axes)
+        items = self._row_items(call, bound, axes)
+        row_bytes = max(1, sum(items))
         once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
         common = self._common_bytes(call, bound, pattern)
         load = Load(row_bytes, common, single=single, once=once, gradient=call.of_gradients)
@@ -299,6 +302,8 @@ class Rowwise(Stage):
             if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
                 reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
         values["WIDE"] = reach + tile.block_r >= 2**31
+        vectors = not values["RAGGED"] and all(v is None for n, v in values.items() if n.endswith("_reduced_strides"))
+        values["LANES"], values["GROUP"] = tile.lanes(LOADED // min(items, default=LOADED) if vectors else 1)
         there = {*bound, *(f"{n}_part" for n in partial)}
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         # Without a row there is what all rows have in common: something that is written has elements.
@@ -306,10 +311,10 @@ class Rowwise(Stage):
         stage_bytes = row_bytes * tile.block_k * tile.block_r if tile.stages > 1 else 0
         return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps, stage_bytes=stage_bytes)
 
-    def _row_bytes(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> int:
-        """Bytes of an element in all tensors that are read and have the rows' axes and their own."""
+    def _row_items(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> list[int]:
+        """Bytes of an element in each tensor that is read and has the rows' axes and their own."""
         given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
-        return max(1, sum(ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)))
+        return [ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)]
 
     def _common_bytes(self, call: Call, bound: Mapping[str, Operand], pattern: Collection[Axis]) -> int:
         """The same of those that all rows have in common, as weights: a program reads them again for each tile."""
@@ -383,6 +388,14 @@ class Tile:
     """Programs."""
     stages: int = 1
     """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
+
+    def lanes(self, group: int) -> tuple[int, int]:
+        """How many threads have a sum of their own in a walk over a row, and how many neighbours each loads at once: `group`, or 1.
+        Short rows are summed by all threads in one step."""
+        if not self.loop or self.block_k > 1:
+            return 1, 1
+        group = min(group, self.block_r)
+        return min(32 * self.warps, self.block_r // group), group
 
     @staticmethod
     def of_columns(split: Split, multiprocessors: int) -> Tile:
