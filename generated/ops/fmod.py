@@ -14,6 +14,7 @@ from ..runtime.binding import call
 from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, scalar, tile
+from ..runtime.math import floordiv
 from ..runtime.math import fmod as _fmod
 from ..runtime.plan import Tensor
 from ..runtime.sums import added_up, element, kept_tile, reduced_tile, share, zeros
@@ -60,12 +61,11 @@ def fmod_backward(
         else:
             other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-        y = _fmod(x, other)
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dy, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dy, 0.0)
-        dother = -dy * ((x - y) / other)
+        dother = tl.where((x < 0) == (other < 0), -dy, dy) * floordiv(tl.abs(x), tl.abs(other))
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:

@@ -81,6 +81,9 @@ class Elementwise(Stage):
             values = {**self._common(call, operands, space, written), **flat}
             crossed = [*operands.values(), *(strided or ([] if call.of_gradients else written.values()))]
             values["patch_sizes"], programs = tiles(space, crossed)
+            if values["patch_sizes"] is None and values["sizes"] is None and _wide_block(call, operands, written):
+                values |= {"BLOCK": 2 * BLOCK, "BLOCK_K": 2 * BLOCK}
+                programs = cdiv(space.count, 2 * BLOCK)
             call.launches.append(Launch(self.kernel, (programs, 1, 1), pointers, values))
             return
         for pattern, names in groups.items():
@@ -154,6 +157,16 @@ class Elementwise(Stage):
     def _dense(operand: Operand, space: Space) -> bool:
         linear = space.linear()
         return all(operand.strides.get(a, 0) == linear[a] for a in space.order if space.extents[a] != 1)
+
+
+import os
+
+
+def _wide_block(call, operands, written):
+    sizes = [ITEM_SIZES[call.given[n].dtype] for n in operands if isinstance(call.given.get(n), Meta)] + [
+        ITEM_SIZES[m.dtype] for m in call.outputs.values()
+    ]
+    return os.environ.get("WIDEBLOCK") == "1" and max(sizes, default=4) <= 2
 
 
 def tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:

@@ -845,16 +845,22 @@ def divide(a, b):
 def fmod(a, b, HALF: tl.constexpr = False):
     """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
 
-    libdevice's takes subnormals for 0. The cheaper form takes a subnormal b for 2**-126, for what either leaves is below that.
+    The cheaper form takes a subnormal b for 2**-126, for what either leaves is below that.
     """
     a, b = alike(a, b)
-    if a.dtype.is_int() or INTERPRETED:
+    if a.dtype.is_int():
+        return a % b
+    elif a.dtype == tl.float32 and HALF:
+        d = tl.abs(b)
+        r, far = near_left(tl.abs(a), d)
+        r = copysign(tl.where(r < 0, r + d, r), a)
+        if far:
+            r = far_left(a, b)
+        return r
+    elif INTERPRETED:
         return a % b
     elif a.dtype == tl.float64:
         return libdevice.fmod(a, b)
-    elif HALF:
-        d = tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38))
-        return tl.where(tl.abs(a) < d, a, libdevice.fmod(a, d))
     else:
         # First by 2**64 b where b is near them, then what is left and b times 2**64.
         tiny = (tl.abs(b) < 1e-18) & (b != 0)
@@ -865,10 +871,35 @@ def fmod(a, b, HALF: tl.constexpr = False):
 
 
 @triton.jit
+def near_left(a, d):
+    """f32, d >= 0: a less the nearest whole multiple of d, or the one beside it, exactly; and whether a tile has a quotient of 2**17 or
+    more, or an infinite d, and has to go the long way."""
+    root = tl.rsqrt(d)
+    quotient = a * root * root
+    r = fma((quotient + 12582912.0) - 12582912.0, negated(d), a)
+    return r, tl.max(tl.abs(quotient) + d * 1e-33) > 131072.0
+
+
+@triton.jit
+def far_left(a, b):
+    """`fmod` in f32, for any quotient: libdevice's takes subnormals for 0."""
+    if INTERPRETED:
+        return a % b
+    else:
+        d = tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38))
+        return tl.where(tl.abs(a) < d, a, libdevice.fmod(a, d))
+
+
+@triton.jit
 def mod(a, b, HALF: tl.constexpr = False):
     """a - b * floor(a / b), rounded once: the sign of the divisor, as in Python."""
     a, b = alike(a, b)
-    r = fmod(a, b, HALF)
+    if a.dtype == tl.float32 and HALF:
+        r, far = near_left(a, tl.abs(b))
+        if far:
+            r = far_left(a, b)
+    else:
+        r = fmod(a, b, HALF)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
