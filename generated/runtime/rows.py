@@ -82,7 +82,7 @@ def column_tile(first, n_reduced, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOC
     if WIDE:
         r = r.to(tl.int64)
     else:
-        r = r.to(tl.int32)
+        r, n_reduced = r.to(tl.int32), n_reduced.to(tl.int32)  # a comparison in 64 bits is two
     return r[None, :], r[None, :] < n_reduced
 
 

@@ -266,7 +266,7 @@ class Rowwise(Stage):
         of_rows = self.finish is None and any(n.endswith("_part_ptr") for n in self.kernel.abi.names)
         single = call.compute in ("f32", "i32", "bool")
         items = self._row_items(call, bound, axes)
-        row_bytes = max(1, sum(items))
+        row_bytes = max(1, sum(items.values()))
         once = self.single and (split.n_kept >= MANY or "span" in self.kernel.abi.names)
         common = self._common_bytes(call, bound, pattern)
         load = Load(row_bytes, common, single=single, once=once, gradient=call.of_gradients)
@@ -302,8 +302,8 @@ class Rowwise(Stage):
             if param.role == "ptr" and (whole := bound.get(param.name[:-4])) is not None:
                 reach = max(reach, 1 + sum((n - 1) * abs(whole.strides[a]) for a, n in whole.extents.items()))
         values["WIDE"] = reach + tile.block_r >= 2**31
-        vectors = not values["RAGGED"] and all(v is None for n, v in values.items() if n.endswith("_reduced_strides"))
-        values["LANES"], values["GROUP"] = tile.lanes(LOADED // min(items, default=LOADED) if vectors else 1)
+        vectors = not values["RAGGED"] and all(values.get(f"{n}_reduced_strides") is None for n in items)
+        values["LANES"], values["GROUP"] = tile.lanes(LOADED // min(items.values(), default=LOADED) if vectors else 1)
         there = {*bound, *(f"{n}_part" for n in partial)}
         pointers = {p.name: p.name[:-4] for p in self.kernel.abi.params if p.role == "ptr" and p.name[:-4] in there}
         # Without a row there is what all rows have in common: something that is written has elements.
@@ -311,10 +311,10 @@ class Rowwise(Stage):
         stage_bytes = row_bytes * tile.block_k * tile.block_r if tile.stages > 1 else 0
         return Launch(self.kernel, (programs, columns, 1), pointers, values, tile.warps, stage_bytes=stage_bytes)
 
-    def _row_items(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> list[int]:
+    def _row_items(self, call: Call, bound: Mapping[str, Operand], axes: Collection[Axis]) -> dict[str, int]:
         """Bytes of an element in each tensor that is read and has the rows' axes and their own."""
         given = {n: m for n, m in call.given.items() if isinstance(m, Meta) and n in bound and n not in call.wanted}
-        return [ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)]
+        return {n: ITEM_SIZES[m.dtype] for n, m in given.items() if set(axes) <= set(bound[n].extents)}
 
     def _common_bytes(self, call: Call, bound: Mapping[str, Operand], pattern: Collection[Axis]) -> int:
         """The same of those that all rows have in common, as weights: a program reads them again for each tile."""
