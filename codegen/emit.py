@@ -294,7 +294,8 @@ def _stage(plan: OpPlan, text: StageText) -> str:
     stage, words = text.stage, [text.kernel.name]
     when = [f"when={_when(text.when)}"] if text.when else []
     if stage.nest == "elements":
-        return f"Elementwise.of({', '.join([*words, *when])})"
+        long = ["long=True"] if text.kernel.long else []
+        return f"Elementwise.of({', '.join([*words, *when, *long])})"
     axes = plan.graphs[0][1].axes
     for name, part in (("kept", stage.kept), ("reduced", stage.reduced)):
         own = [f'"{a}"' for a in axes if a in part]

@@ -95,6 +95,8 @@ class KernelText:
     """The loops around the body: elements, sums (of elements), rows, step."""
     numbers: tuple[str, ...] = ()
     """Host numbers that it reads from a table, in their order there; others are parameters."""
+    long: bool = field(default=False, kw_only=True)
+    """Whether it has a cheaper form that is long (`Primitive.long`)."""
 
     @property
     def text(self) -> str:
@@ -176,6 +178,8 @@ class Used:
     """Tensors whose presence is asked."""
     coarse: bool = False
     """Whether a call takes its cheaper form where the results are stored in half precision."""
+    long: bool = False
+    """Whether one of those forms is long."""
 
     @property
     def prelude(self) -> list[str]:
@@ -313,6 +317,7 @@ class Printer:
         """Whether the call may take its cheaper form; then the kernel is told when."""
         coarse = TABLE[node.op].coarse > 0 and spell(node) not in self.exacting
         self.used.coarse |= coarse
+        self.used.long |= coarse and TABLE[node.op].long
         return coarse
 
     def _cast(self, node: Node) -> str:
@@ -895,9 +900,10 @@ class Lowering:
             *params, "sizes", "patch_sizes", *extents, *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr", *blocks,
         ]  # fmt: skip
+        name = f"{self.op.name}_{suffix}"
         if "BLOCK: tl.constexpr" in blocks:
-            return KernelText(f"{self.op.name}_{suffix}", tuple(every), (*prelude, *body))
-        return KernelText(f"{self.op.name}_{suffix}", tuple(every), tuple(body), tuple(prelude), "sums")
+            return KernelText(name, tuple(every), (*prelude, *body), long=used.long)
+        return KernelText(name, tuple(every), tuple(body), tuple(prelude), "sums", long=used.long)
 
 
 def _share_stores(

@@ -54,7 +54,7 @@ class Acos(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(acos_forward),)
+    forward = (Elementwise.of(acos_forward, long=True),)
     backward = (Elementwise.of(acos_backward),)
 
 

@@ -54,7 +54,7 @@ class Acosh(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(acosh_forward),)
+    forward = (Elementwise.of(acosh_forward, long=True),)
     backward = (Elementwise.of(acosh_backward),)
 
 

@@ -54,7 +54,7 @@ class Asin(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(asin_forward),)
+    forward = (Elementwise.of(asin_forward, long=True),)
     backward = (Elementwise.of(asin_backward),)
 
 

@@ -54,7 +54,7 @@ class Asinh(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(asinh_forward),)
+    forward = (Elementwise.of(asinh_forward, long=True),)
     backward = (Elementwise.of(asinh_backward),)
 
 

@@ -53,7 +53,7 @@ class Atan(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(atan_forward),)
+    forward = (Elementwise.of(atan_forward, long=True),)
     backward = (Elementwise.of(atan_backward),)
 
 

@@ -81,7 +81,7 @@ class Atan2(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = (Elementwise.of(atan2_forward),)
+    forward = (Elementwise.of(atan2_forward, long=True),)
     backward = (Elementwise.of(atan2_backward),)
 
 

@@ -53,7 +53,7 @@ class Atanh(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(atanh_forward),)
+    forward = (Elementwise.of(atanh_forward, long=True),)
     backward = (Elementwise.of(atanh_backward),)
 
 

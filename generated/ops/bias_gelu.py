@@ -105,8 +105,8 @@ class BiasGelu(DifferentiableOp):
         Step("z", "add", {"x": "x", "other": "bias"}, {"alpha": 1}),
         Step("y", "gelu", {"x": "z", "approximate": "approximate"}),
     )
-    forward = (Elementwise.of(bias_gelu_forward),)
-    backward = (Elementwise.of(bias_gelu_backward),)
+    forward = (Elementwise.of(bias_gelu_forward, long=True),)
+    backward = (Elementwise.of(bias_gelu_backward, long=True),)
 
 
 def bias_gelu(input: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:

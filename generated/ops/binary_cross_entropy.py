@@ -156,7 +156,7 @@ class BinaryCrossEntropy(DifferentiableOp):
             binary_cross_entropy_forward, kept=(), reduced=("...",), finish=binary_cross_entropy_finish, single=True
         ),
     )
-    backward = (Elementwise.of(binary_cross_entropy_backward),)
+    backward = (Elementwise.of(binary_cross_entropy_backward, long=True),)
 
     def scalars(self) -> dict[str, float]:
         return {**super().scalars(), "c0": (-1.0)}

@@ -181,7 +181,7 @@ class BinaryCrossEntropyWithLogits(DifferentiableOp):
             single=True,
         ),
     )
-    backward = (Elementwise.of(binary_cross_entropy_with_logits_backward),)
+    backward = (Elementwise.of(binary_cross_entropy_with_logits_backward, long=True),)
 
 
 def binary_cross_entropy_with_logits(

@@ -54,8 +54,8 @@ class Cos(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(cos_forward),)
-    backward = (Elementwise.of(cos_backward),)
+    forward = (Elementwise.of(cos_forward, long=True),)
+    backward = (Elementwise.of(cos_backward, long=True),)
 
 
 def cos(input: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class Erfc(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(erfc_forward),)
+    forward = (Elementwise.of(erfc_forward, long=True),)
     backward = (Elementwise.of(erfc_backward),)
 
 

@@ -102,8 +102,8 @@ class Geglu(DifferentiableOp):
         Step("g", "gelu", {"x": "gate", "approximate": "approximate"}),
         Step("y", "mul", {"x": "g", "other": "up"}),
     )
-    forward = (Elementwise.of(geglu_forward),)
-    backward = (Elementwise.of(geglu_backward),)
+    forward = (Elementwise.of(geglu_forward, long=True),)
+    backward = (Elementwise.of(geglu_backward, long=True),)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:

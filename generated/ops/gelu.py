@@ -71,8 +71,8 @@ class Gelu(DifferentiableOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"approximate": ("none", "tanh")}
-    forward = (Elementwise.of(gelu_forward),)
-    backward = (Elementwise.of(gelu_backward),)
+    forward = (Elementwise.of(gelu_forward, long=True),)
+    backward = (Elementwise.of(gelu_backward, long=True),)
 
 
 def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:

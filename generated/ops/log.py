@@ -53,7 +53,7 @@ class Log(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(log_forward),)
+    forward = (Elementwise.of(log_forward, long=True),)
     backward = (Elementwise.of(log_backward),)
 
 

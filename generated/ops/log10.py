@@ -53,7 +53,7 @@ class Log10(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(log10_forward),)
+    forward = (Elementwise.of(log10_forward, long=True),)
     backward = (Elementwise.of(log10_backward),)
 
 

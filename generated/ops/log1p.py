@@ -53,7 +53,7 @@ class Log1p(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(log1p_forward),)
+    forward = (Elementwise.of(log1p_forward, long=True),)
     backward = (Elementwise.of(log1p_backward),)
 
 

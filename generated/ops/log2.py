@@ -53,7 +53,7 @@ class Log2(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(log2_forward),)
+    forward = (Elementwise.of(log2_forward, long=True),)
     backward = (Elementwise.of(log2_backward),)
 
 

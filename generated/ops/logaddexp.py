@@ -81,7 +81,7 @@ class Logaddexp(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = (Elementwise.of(logaddexp_forward),)
+    forward = (Elementwise.of(logaddexp_forward, long=True),)
     backward = (Elementwise.of(logaddexp_backward),)
 
 

@@ -67,7 +67,7 @@ class Logit(DifferentiableOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"eps": "float?"}
-    forward = (Elementwise.of(logit_forward),)
+    forward = (Elementwise.of(logit_forward, long=True),)
     backward = (Elementwise.of(logit_backward),)
 
     def scalars(self) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Logsigmoid(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(logsigmoid_forward),)
+    forward = (Elementwise.of(logsigmoid_forward, long=True),)
     backward = (Elementwise.of(logsigmoid_backward),)
 
 

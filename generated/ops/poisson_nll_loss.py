@@ -159,7 +159,7 @@ class PoissonNllLoss(DifferentiableOp):
     forward = (
         Rowwise.of(poisson_nll_loss_forward, kept=(), reduced=("...",), finish=poisson_nll_loss_finish, single=True),
     )
-    backward = (Elementwise.of(poisson_nll_loss_backward),)
+    backward = (Elementwise.of(poisson_nll_loss_backward, long=True),)
 
     def choices(self) -> dict[str, object]:
         return {**super().choices(), "log_input": self.attrs["log_input"], "full": self.attrs["full"]}

@@ -101,8 +101,8 @@ class Pow(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "exponent")
     gradients = ("x", "exponent")
-    forward = (Elementwise.of(pow_forward),)
-    backward = (Elementwise.of(pow_backward),)
+    forward = (Elementwise.of(pow_forward, long=True),)
+    backward = (Elementwise.of(pow_backward, long=True),)
 
 
 def pow(input: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.Tensor:

@@ -54,8 +54,8 @@ class Sin(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(sin_forward),)
-    backward = (Elementwise.of(sin_backward),)
+    forward = (Elementwise.of(sin_forward, long=True),)
+    backward = (Elementwise.of(sin_backward, long=True),)
 
 
 def sin(input: torch.Tensor) -> torch.Tensor:

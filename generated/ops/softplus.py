@@ -62,7 +62,7 @@ class Softplus(DifferentiableOp):
     residuals = ("x",)
     gradients = ("x",)
     kinds = {"beta": "float", "threshold": "float"}
-    forward = (Elementwise.of(softplus_forward),)
+    forward = (Elementwise.of(softplus_forward, long=True),)
     backward = (Elementwise.of(softplus_backward),)
 
 

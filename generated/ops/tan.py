@@ -53,7 +53,7 @@ class Tan(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("y",)
     gradients = ("x",)
-    forward = (Elementwise.of(tan_forward),)
+    forward = (Elementwise.of(tan_forward, long=True),)
     backward = (Elementwise.of(tan_backward),)
 
 

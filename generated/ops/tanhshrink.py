@@ -54,7 +54,7 @@ class Tanhshrink(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x",)
     gradients = ("x",)
-    forward = (Elementwise.of(tanhshrink_forward),)
+    forward = (Elementwise.of(tanhshrink_forward, long=True),)
     backward = (Elementwise.of(tanhshrink_backward),)
 
 

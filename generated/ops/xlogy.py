@@ -96,8 +96,8 @@ class Xlogy(DifferentiableOp):
     outputs = (Tensor("y", "..."),)
     residuals = ("x", "other")
     gradients = ("x", "other")
-    forward = (Elementwise.of(xlogy_forward),)
-    backward = (Elementwise.of(xlogy_backward),)
+    forward = (Elementwise.of(xlogy_forward, long=True),)
+    backward = (Elementwise.of(xlogy_backward, long=True),)
 
 
 def xlogy(input: torch.Tensor | float, other: torch.Tensor | float) -> torch.Tensor:

@@ -24,11 +24,13 @@ _WIDE = 2**31
 class Elementwise(Stage):
     """One element at a time, with gradients that may be summed over what was broadcast."""
 
+    long: bool = False
+    """Whether its forms for results in 16 bits are long: memory waits for them."""
     elementwise: ClassVar[bool] = True
 
     @staticmethod
-    def of(function: Any, when: Mapping[str, tuple[Any, ...]] | None = None) -> Elementwise:
-        return Elementwise(Kernel.of(function), when or {})
+    def of(function: Any, when: Mapping[str, tuple[Any, ...]] | None = None, long: bool = False) -> Elementwise:
+        return Elementwise(Kernel.of(function), when or {}, long)
 
     def plan(self, call: Call) -> None:
         """Allocates in the order of iteration; launches once, or once a pattern of axes that something is summed over."""
@@ -81,7 +83,8 @@ class Elementwise(Stage):
             values = {**self._common(call, operands, space, written), **flat}
             crossed = [*operands.values(), *(strided or ([] if call.of_gradients else written.values()))]
             values["patch_sizes"], programs = tiles(space, crossed)
-            if values["patch_sizes"] is None and values["sizes"] is None and _wide_block(call, operands, written):
+            if self.long and values["HALF"] and values["patch_sizes"] is values["sizes"] is None:
+                # A thread has 16 elements, and what a program does but once, as its decision for a whole tile, counts half.
                 values |= {"BLOCK": 2 * BLOCK, "BLOCK_K": 2 * BLOCK}
                 programs = cdiv(space.count, 2 * BLOCK)
             call.launches.append(Launch(self.kernel, (programs, 1, 1), pointers, values))
@@ -157,16 +160,6 @@ class Elementwise(Stage):
     def _dense(operand: Operand, space: Space) -> bool:
         linear = space.linear()
         return all(operand.strides.get(a, 0) == linear[a] for a in space.order if space.extents[a] != 1)
-
-
-import os
-
-
-def _wide_block(call, operands, written):
-    sizes = [ITEM_SIZES[call.given[n].dtype] for n in operands if isinstance(call.given.get(n), Meta)] + [
-        ITEM_SIZES[m.dtype] for m in call.outputs.values()
-    ]
-    return os.environ.get("WIDEBLOCK") == "1" and max(sizes, default=4) <= 2
 
 
 def tiles(space: Space, operands: Sequence[Operand]) -> tuple[tuple[int, int, int] | None, int]:
