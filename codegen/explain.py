@@ -175,9 +175,8 @@ def plan_text(plan: OpPlan) -> str:
             lines += _launches(plan, direction, stages)
         if direction == "forward" and plan.saved and module.backward:
             names = ", ".join(f"{t.name} in {_DTYPES.get(t.dtype, t.dtype)}" for t in plan.saved)
-            lines.append(
-                f"  kept for the backward, if a gradient is wanted: {names}; fewer values than the operands have"
-            )
+            fewer = "" if plan.schedule == "pointwise" else "; fewer values than the operands have"
+            lines.append(f"  kept for the backward, if a gradient is wanted: {names}{fewer}")
     for name, cotangent, test in module.passes:
         lines.append(
             f"  d{name} is {cotangent} itself{f', if {test}' if test else ''}: nothing is launched or allocated for it"

@@ -733,18 +733,28 @@ class Lowering:
         return (again, other) if len(other) < len(body) else (used, body)
 
     def _forward(self, stage: Stage) -> KernelText:
+        outputs = [o.name for o in self.op.outputs]
+        kept = {id(p.graph): [s for s in p.stores if s.name not in outputs] for p in stage.parts}
+
         def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
-            roots = [p for t in graph.outputs for p in _parts(t.node)]
+            saved = kept.get(id(graph), [])
+            roots = [p for t in graph.outputs for p in _parts(t.node)] + [s.node for s in saved]
             out = self.loads(graph, printer, roots, stage.reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
             for target in graph.outputs:
                 out.append(Item(("store", target.name), tuple(self._stores(graph, printer, target.name, target.node))))
+            for s in saved:  # without gradients it is not there
+                lines = (
+                    f"if {s.name}_ptr is not None:",
+                    f"    tl.store({s.name}_ptr + i, {printer.stored(s.node, s.kind)}, mask=mask)",
+                )
+                out.append(Item(("store", s.name), lines))
             return out
 
         used, body = self.merged(self.plan.graphs, stage.exacting, items)
         asked = [f"{n}_ptr" for n in used.asked if n not in stage.reads]
         params = self._read_params(stage.reads) + asked
-        params += self._write_params([o.name for o in self.op.outputs], ())
+        params += self._write_params([*outputs, *dict.fromkeys(s.name for part in kept.values() for s in part)], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
     def _stores(self, graph: Graph, printer: Printer, name: str, node: Node | None) -> list[str]:
@@ -771,7 +781,7 @@ class Lowering:
                 out += self._gradient(graph, printer, target, stage.summed)
             return out
 
-        used, body = self.merged(self.plan.floats, stage.exacting, items)
+        used, body = self.merged([(p.variant, p.graph) for p in stage.parts], stage.exacting, items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
         self.present += [n for n in used.asked if n not in stage.reads]
         reads = self._read_params(stage.reads) + [f"{n}_ptr" for n in self.present]

@@ -3,7 +3,7 @@
 Takes a graph with its gradients, returns the values that are saved and why. An input, param or output that a gradient
 reads is kept as it is; an intermediate with fewer axes than the op (a row statistic) is saved in the compute dtype; a
 full-size one is computed again, unless a dot, scan, reduction or gather stands in its way; what the forward does not compute is
-computed by the backward. `save:` overrides.
+computed by the backward. `save:` overrides: it names what of the forward is kept.
 
     a norm -> x (an input), weight (a param), rstd (fewer axes: [...], compute dtype)
 """
@@ -81,13 +81,13 @@ class _Finder:
         name = self.names.get(node.serial)
         if node.host or node.serial in self.late:
             return node.host
+        kind = "compute" if node.kind == "float" else node.kind
+        if name is not None and self.listed is not None and name in self.listed:
+            return self._keep(name, "listed under `save`", node.axes, kind)
         if node.serial not in self.forward or (node.op == "reduce" and name is None):
             return False  # the backward's own, or without a name to be kept by: a second pass over what it reads anyway
-        kind = "compute" if node.kind == "float" else node.kind
         if name is not None and self.listed is not None:
-            if name in self.listed:
-                self._keep(name, "listed under `save`", node.axes, kind)
-            return name in self.listed
+            return False
         if name is None or not self._crosses(node):
             return self._barrier(node) and self._keep(name or node.op, "a reduction stands in its way", node.axes, kind)
         smaller = node.axes < self.whole

@@ -229,7 +229,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
             raise NoStage(f"the backward keeps `{next(iter(saved))}` beside operands that are broadcast")
         if (fault := _elementwise_fault(op, graphs, ("backward",))) is not None:
             raise NoStage(f"the gradient of what is broadcast is a sum, and {fault}")
-        backward = (_elements(op, graphs, "backward", names, gradients, exact),)
+        backward = (_elements(op, graphs, "backward", names, gradients, exact, {}),)
     else:
         wanted = [(v, g, list(_gradients(g))) for v, g, _ in later]
         mapped = frozenset().union(
@@ -294,8 +294,8 @@ def _gradients(graph: Graph) -> Iterable[Store]:
             yield Store(f"d{target.name}", target.node, axes, "float", target.name)
 
 
-def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Tensor]:
-    """The statements of the forward that the backward reads again: fewer values than the operands have."""
+def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], of_elements: bool = False) -> dict[str, Tensor]:
+    """The statements of the forward that the backward reads again: one a row, or where an op is `of_elements` one an element."""
     out: dict[str, Tensor] = {}
     for _, graph in graphs:
         names = {b.name: b.node for b in graph.bindings}
@@ -315,7 +315,7 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                     f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
                 )
             node = names[r.name]
-            if node.axes >= whole and whole:
+            if not of_elements and node.axes >= whole and whole:
                 raise NoStage(
                     f"the backward keeps `{r.name}`, which is as large as the operands: give what it has of whole rows, such as "
                     "`rstd`, a line of its own"
@@ -403,27 +403,34 @@ def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: S
 
 def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
-    gradients = _differentiable(op)
-    forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False))
-    backward = _elements(op, graphs, "backward", names, gradients, _exacting(op, graphs, True)) if gradients else None
+    gradients, sliced = _differentiable(op), _sliced(g for _, g in graphs)
+    saved = _saved(op, graphs, of_elements=True)
+    if saved and sliced:
+        raise NoStage(f"the backward keeps `{next(iter(saved))}` beside parts of an axis")
+    forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False), saved)
+    backward = None
+    if gradients:
+        later = tuple((v, _reading(g, saved)[0]) for v, g in graphs)
+        backward = _elements(op, later, "backward", [*names, *saved], gradients, _exacting(op, graphs, True), {})
+    reads = () if backward is None else backward.reads
     cotangents = {f"d{o.name}" for o in op.outputs}
     return OpPlan(
         op, graphs, "every value has the axes of an output: one element at a time, 1-D over memory", (forward,),
-        () if backward is None else (backward,), gradients,
-        tuple(n for n in (backward.reads if backward is not None else ()) if n not in cotangents),
-        sliced=_sliced(g for _, g in graphs),
+        () if backward is None else (backward,), gradients, tuple(n for n in reads if n not in cotangents),
+        tuple(t for t in saved.values() if t.name in reads), sliced=sliced,
     )  # fmt: skip
 
 
 def _elements(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...], direction: str, names: Sequence[str], gradients: Sequence[str],
-              exact: frozenset[str]) -> Stage:  # fmt: skip
-    """The elementwise stage of a direction."""
+              exact: frozenset[str], saved: Mapping[str, Tensor]) -> Stage:  # fmt: skip
+    """The elementwise stage of a direction; of a forward, with what is `saved`."""
     sliced = _sliced(g for _, g in graphs)
     read = set[str]()
     parts = []
     for variant, graph in graphs:
         if direction == "forward":
-            stores = tuple(_outputs(graph))
+            kept = (Store(n, node, node.axes, node.kind) for n, node in _kept(graph, saved))
+            stores = (*_outputs(graph), *kept)
             read |= _reads(s.node for s in stores)
         else:
             stores = tuple(_gradients(graph))
@@ -539,7 +546,7 @@ def _may_sum(op: OpSpec, graph: Graph, name: str, sliced: tuple[str, ...]) -> bo
 
 def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
     """Bytes that forward and backward move an element, every tensor being full; what has one value a row, or a column, is not
-    counted.
+    counted, and of what is kept for a backward only that it is read.
 
     Args:
         item: bytes of a float.
@@ -557,7 +564,10 @@ def bytes_per_element(plan: OpPlan, item: int) -> tuple[int, int]:
     def moved(stages: Sequence[Stage]) -> int:
         return sum(sizes.get(n, 0) for s in stages for n in (*s.reads, *s.stored))
 
-    return moved(plan.forward), moved(plan.backward)
+    forward = moved(plan.forward)
+    if plan.schedule == "pointwise":
+        sizes |= {t.name: max(item, 4) if t.dtype == "compute" else own[t.dtype] for t in plan.saved}
+    return forward, moved(plan.backward)
 
 
 def flops(nodes: Iterable[Node]) -> int:

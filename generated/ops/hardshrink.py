@@ -22,28 +22,30 @@ if TYPE_CHECKING:
 
 @triton.jit
 def hardshrink_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, lambd: tl.float64, COMPUTE: tl.constexpr,
+    x_ptr, x_strides, y_ptr, flat_ptr, sizes, patch_sizes, n: tl.int64, lambd: tl.float64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     lambd = scalar(lambd, COMPUTE)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = tl.where(tl.abs(x) <= lambd, 0, x)
+    flat = tl.abs(x) <= lambd
+    y = tl.where(flat, 0, x)
     tl.store(y_ptr + i, y, mask=mask)
+    if flat_ptr is not None:
+        tl.store(flat_ptr + i, flat, mask=mask)
 
 
 @triton.jit
 def hardshrink_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, lambd: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    dy_ptr, dy_strides, flat_ptr, flat_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    lambd = scalar(lambd, COMPUTE)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where(tl.abs(x) <= lambd, 0, dy), mask=mask)
+    flat = tl.load(flat_ptr + offset(i, at, flat_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(flat, 0, dy), mask=mask)
 
 
 class Hardshrink(DifferentiableOp):
@@ -52,9 +54,10 @@ class Hardshrink(DifferentiableOp):
     name = "hardshrink"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("flat",)
     gradients = ("x",)
     kinds = {"lambd": "float"}
+    saved = (Tensor("flat", "...", "bool"),)
     forward = (Elementwise.of(hardshrink_forward),)
     backward = (Elementwise.of(hardshrink_backward),)
 

@@ -22,26 +22,29 @@ if TYPE_CHECKING:
 
 @triton.jit
 def hardsigmoid_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, x_strides, y_ptr, flat_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = tl.where(x <= -3, 0, tl.where(x >= 3, 1, (x + 3) * 0.16666666666666666))
+    flat = (x <= -3) | (x >= 3)
+    y = tl.where(flat, tl.where(x >= 3, 1, 0).to(COMPUTE), (x + 3) * 0.16666666666666666)
     tl.store(y_ptr + i, y, mask=mask)
+    if flat_ptr is not None:
+        tl.store(flat_ptr + i, flat, mask=mask)
 
 
 @triton.jit
 def hardsigmoid_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    dy_ptr, dy_strides, flat_ptr, flat_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where((x <= -3) | (x >= 3), 0, dy * 0.16666666666666666), mask=mask)
+    flat = tl.load(flat_ptr + offset(i, at, flat_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(flat, 0, dy * 0.16666666666666666), mask=mask)
 
 
 class Hardsigmoid(DifferentiableOp):
@@ -50,8 +53,9 @@ class Hardsigmoid(DifferentiableOp):
     name = "hardsigmoid"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("flat",)
     gradients = ("x",)
+    saved = (Tensor("flat", "...", "bool"),)
     forward = (Elementwise.of(hardsigmoid_forward),)
     backward = (Elementwise.of(hardsigmoid_backward),)
 

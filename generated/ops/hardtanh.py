@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def hardtanh_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, min_val: tl.float64, max_val: tl.float64,
+    x_ptr, x_strides, y_ptr, flat_ptr, sizes, patch_sizes, n: tl.int64, min_val: tl.float64, max_val: tl.float64,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
@@ -30,22 +30,23 @@ def hardtanh_forward(
     min_val = scalar(min_val, COMPUTE)
     max_val = scalar(max_val, COMPUTE)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = tl.where(x <= min_val, min_val, tl.where(x >= max_val, max_val, x))
+    flat = (x <= min_val) | (x >= max_val)
+    y = tl.where(flat, tl.where(x <= min_val, min_val, max_val), x)
     tl.store(y_ptr + i, y, mask=mask)
+    if flat_ptr is not None:
+        tl.store(flat_ptr + i, flat, mask=mask)
 
 
 @triton.jit
 def hardtanh_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, min_val: tl.float64,
-    max_val: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    dy_ptr, dy_strides, flat_ptr, flat_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    min_val = scalar(min_val, COMPUTE)
-    max_val = scalar(max_val, COMPUTE)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where((x <= min_val) | (x >= max_val), 0, dy), mask=mask)
+    flat = tl.load(flat_ptr + offset(i, at, flat_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(flat, 0, dy), mask=mask)
 
 
 class Hardtanh(DifferentiableOp):
@@ -54,9 +55,10 @@ class Hardtanh(DifferentiableOp):
     name = "hardtanh"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("flat",)
     gradients = ("x",)
     kinds = {"min_val": "float", "max_val": "float"}
+    saved = (Tensor("flat", "...", "bool"),)
     forward = (Elementwise.of(hardtanh_forward),)
     backward = (Elementwise.of(hardtanh_backward),)
 

@@ -22,28 +22,32 @@ if TYPE_CHECKING:
 
 @triton.jit
 def leaky_relu_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, negative_slope: tl.float64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
-    at = coordinates(i, sizes, RAGGED)
-    negative_slope = scalar(negative_slope, COMPUTE)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = tl.where(x > 0, x, negative_slope * x)
-    tl.store(y_ptr + i, y, mask=mask)
-
-
-@triton.jit
-def leaky_relu_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, negative_slope: tl.float64,
+    x_ptr, x_strides, y_ptr, steep_ptr, sizes, patch_sizes, n: tl.int64, negative_slope: tl.float64,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     negative_slope = scalar(negative_slope, COMPUTE)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
+    steep = x > 0
+    y = tl.where(steep, x, negative_slope * x)
+    tl.store(y_ptr + i, y, mask=mask)
+    if steep_ptr is not None:
+        tl.store(steep_ptr + i, steep, mask=mask)
+
+
+@triton.jit
+def leaky_relu_backward(
+    dy_ptr, dy_strides, steep_ptr, steep_strides, dx_ptr, sizes, patch_sizes, n: tl.int64,
+    negative_slope: tl.float64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
+    at = coordinates(i, sizes, RAGGED)
+    negative_slope = scalar(negative_slope, COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where(x > 0, dy, negative_slope * dy), mask=mask)
+    steep = tl.load(steep_ptr + offset(i, at, steep_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(steep, dy, negative_slope * dy), mask=mask)
 
 
 class LeakyRelu(DifferentiableOp):
@@ -52,9 +56,10 @@ class LeakyRelu(DifferentiableOp):
     name = "leaky_relu"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("steep",)
     gradients = ("x",)
     kinds = {"negative_slope": "float"}
+    saved = (Tensor("steep", "...", "bool"),)
     forward = (Elementwise.of(leaky_relu_forward),)
     backward = (Elementwise.of(leaky_relu_backward),)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def nan_to_num_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, value: tl.float64, posinf: tl.float64,
+    x_ptr, x_strides, y_ptr, finite_ptr, sizes, patch_sizes, n: tl.int64, value: tl.float64, posinf: tl.float64,
     neginf: tl.float64, HAS_NEGINF: tl.constexpr, HAS_POSINF: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -41,20 +41,23 @@ def nan_to_num_forward(
         high = posinf
     else:
         high = largest(x_ptr, COMPUTE)
-    y = tl.where(isnan(x), value, tl.where(x == float("inf"), high, tl.where(x == float("-inf"), low, x)))
+    finite = isfinite(x)
+    y = tl.where(finite, x, tl.where(isnan(x), value, tl.where(x > 0, high, low)))
     tl.store(y_ptr + i, y, mask=mask)
+    if finite_ptr is not None:
+        tl.store(finite_ptr + i, finite, mask=mask)
 
 
 @triton.jit
 def nan_to_num_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    dy_ptr, dy_strides, finite_ptr, finite_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where(isfinite(x), dy, 0), mask=mask)
+    finite = tl.load(finite_ptr + offset(i, at, finite_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(finite, dy, 0), mask=mask)
 
 
 class NanToNum(DifferentiableOp):
@@ -63,10 +66,11 @@ class NanToNum(DifferentiableOp):
     name = "nan_to_num"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("finite",)
     gradients = ("x",)
     kinds = {"value": "float", "posinf": "float?", "neginf": "float?"}
     named = {"value": "nan"}
+    saved = (Tensor("finite", "...", "bool"),)
     forward = (Elementwise.of(nan_to_num_forward),)
     backward = (Elementwise.of(nan_to_num_backward),)
 

@@ -14,7 +14,6 @@ from ..runtime.binding import call
 from ..runtime.differentiable import DifferentiableOp
 from ..runtime.elementwise import Elementwise
 from ..runtime.kernels import coordinates, offset, tile
-from ..runtime.math import relu as _relu
 from ..runtime.plan import Tensor
 
 if TYPE_CHECKING:
@@ -23,26 +22,29 @@ if TYPE_CHECKING:
 
 @triton.jit
 def relu_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, x_strides, y_ptr, flat_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = _relu(x)
+    flat = x <= 0
+    y = tl.where(flat, 0, x)
     tl.store(y_ptr + i, y, mask=mask)
+    if flat_ptr is not None:
+        tl.store(flat_ptr + i, flat, mask=mask)
 
 
 @triton.jit
 def relu_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    dy_ptr, dy_strides, flat_ptr, flat_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where(x <= 0, 0, dy), mask=mask)
+    flat = tl.load(flat_ptr + offset(i, at, flat_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(flat, 0, dy), mask=mask)
 
 
 class Relu(DifferentiableOp):
@@ -51,8 +53,9 @@ class Relu(DifferentiableOp):
     name = "relu"
     inputs = (Tensor("x", "...", arg="input"),)
     outputs = (Tensor("y", "..."),)
-    residuals = ("x",)
+    residuals = ("flat",)
     gradients = ("x",)
+    saved = (Tensor("flat", "...", "bool"),)
     forward = (Elementwise.of(relu_forward),)
     backward = (Elementwise.of(relu_backward),)
 

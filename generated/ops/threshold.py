@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def threshold_forward(
-    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, threshold: tl.float64, value: tl.float64,
+    x_ptr, x_strides, y_ptr, flat_ptr, sizes, patch_sizes, n: tl.int64, threshold: tl.float64, value: tl.float64,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
@@ -30,21 +30,23 @@ def threshold_forward(
     threshold = scalar(threshold, COMPUTE)
     value = scalar(value, COMPUTE)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-    y = tl.where(x <= threshold, value, x)
+    flat = x <= threshold
+    y = tl.where(flat, value, x)
     tl.store(y_ptr + i, y, mask=mask)
+    if flat_ptr is not None:
+        tl.store(flat_ptr + i, flat, mask=mask)
 
 
 @triton.jit
 def threshold_backward(
-    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, threshold: tl.float64,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    dy_ptr, dy_strides, flat_ptr, flat_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
-    threshold = scalar(threshold, COMPUTE)
-    x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    tl.store(dx_ptr + i, tl.where(x <= threshold, 0, dy), mask=mask)
+    flat = tl.load(flat_ptr + offset(i, at, flat_strides), mask=mask).to(tl.int1)
+    tl.store(dx_ptr + i, tl.where(flat, 0, dy), mask=mask)
 
 
 class Threshold(DifferentiableOp):
@@ -53,9 +55,10 @@ class Threshold(DifferentiableOp):
     name = "threshold"
     inputs = (Tensor("x", "...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "number"),)
-    residuals = ("x",)
+    residuals = ("flat",)
     gradients = ("x",)
     kinds = {"threshold": "float", "value": "float"}
+    saved = (Tensor("flat", "...", "bool"),)
     forward = (Elementwise.of(threshold_forward),)
     backward = (Elementwise.of(threshold_backward),)
 
