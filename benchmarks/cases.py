@@ -279,11 +279,11 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
     """The bytes that an op cannot do without: what is read counts once, and so does what is written.
 
     Backward: residuals and cotangents are read, gradients are written; 0 where every gradient is a cotangent as it is.
-    Training is forward and backward one after the other, and 0 where backward is.
+    Training is forward, with what it keeps, and backward one after the other, and 0 where backward is.
     """
     if direction == "training":
         back = moved(op, "backward", given, outputs)
-        return back and moved(op, "forward", given, outputs) + back
+        return back and moved(op, "forward", given, outputs) + sum(_saved(op, given).values()) + back
     if direction == "forward":
         return sum(map(size, given.values())) + sum(map(size, outputs.values()))
     launched = [n for n in op.gradients if given[n].is_floating_point() and not _passes(op, n, given, outputs)]
@@ -297,12 +297,17 @@ def moved(op: Any, direction: str, given: Mapping[str, torch.Tensor], outputs: M
         n for n, o in outputs.items() if o.is_floating_point() and (pointers is None or f"d{n}_ptr" in pointers)
     ]
     names = [*op.residuals, *cotangents, *launched]  # a cotangent is as large as its output, a gradient as its input
+    saved = _saved(op, given)
+    there = [n for n in names if n in saved or n in everything]  # some statistics are kept under some choices alone
+    return sum(saved[n] if n in saved else size(everything[n]) for n in there)
+
+
+def _saved(op: Any, given: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The bytes of each tensor that a forward makes for a backward."""
     kinds = {v: k for k, v in TORCH.items()}
     metas = {n: Meta(kinds[v.dtype], tuple(v.shape), v.stride()) for n, v in given.items()}
     kept = op.plan_forward(metas).saved if getattr(op, "saved", ()) else {}
-    saved = {n: math.prod(m.shape) * ITEM_SIZES[m.dtype] for n, m in kept.items()}
-    there = [n for n in names if n in saved or n in everything]  # some statistics are kept under some choices alone
-    return sum(saved[n] if n in saved else size(everything[n]) for n in there)
+    return {n: math.prod(m.shape) * ITEM_SIZES[m.dtype] for n, m in kept.items()}
 
 
 def _shared(op: Any, name: str, launched: Sequence[str], given: Mapping[str, torch.Tensor]) -> bool:

@@ -24,21 +24,27 @@ if TYPE_CHECKING:
 
 @triton.jit
 def maximum_forward(
-    x_ptr, x_strides, other_ptr, other_strides, y_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, other_ptr, other_strides, y_ptr, below_ptr, above_ptr, sizes, patch_sizes, n: tl.int64,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
+    below = x <= other  # neither is true of NaN, which passes the cotangent to both
+    above = other <= x
     y = _maximum(x, other)
     tl.store(y_ptr + i, y, mask=mask)
+    if below_ptr is not None:
+        tl.store(below_ptr + i, below, mask=mask)
+    if above_ptr is not None:
+        tl.store(above_ptr + i, above, mask=mask)
 
 
 @triton.jit
 def maximum_backward(
-    x_ptr, x_strides, other_ptr, other_strides, dy_ptr, dy_strides, dx_ptr, dx_sum_ptr, dother_ptr, dother_sum_ptr,
-    sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
+    dy_ptr, dy_strides, below_ptr, below_strides, above_ptr, above_strides, dx_ptr, dx_sum_ptr, dother_ptr,
+    dother_sum_ptr, sizes, patch_sizes, kept_sizes, kept_strides, reduced_sizes, reduced_strides, n_kept: tl.int64,
     n_reduced: tl.int64, span: tl.int64, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -51,16 +57,16 @@ def maximum_backward(
         i = element(k, r, kept_sizes, kept_strides, reduced_sizes, reduced_strides, RAGGED)
         at = coordinates(i, sizes, RAGGED)
         mask = exists & within
-        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
-        other = tl.load(other_ptr + offset(i, at, other_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-        shared = tl.where(x == other, 0.5 * dy, dy)  # NaN passes the cotangent to both
-        dx = tl.where(x < other, 0, shared)
+        below = tl.load(below_ptr + offset(i, at, below_strides), mask=mask).to(tl.int1)
+        above = tl.load(above_ptr + offset(i, at, above_strides), mask=mask).to(tl.int1)
+        shared = tl.where(below & above, 0.5 * dy, dy)
+        dx = tl.where(above, shared, tl.where(below, 0, dy))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dx, 0.0)
-        dother = tl.where(other < x, 0, shared)
+        dother = tl.where(below, shared, tl.where(above, 0, dy))
         if dother_ptr is not None:
             tl.store(dother_ptr + i, dother, mask=mask)
         if dother_sum_ptr is not None:
@@ -78,8 +84,9 @@ class Maximum(DifferentiableOp):
     name = "maximum"
     inputs = (Tensor("x", "...", "number", arg="input"), Tensor("other", "...", "number"))
     outputs = (Tensor("y", "...", "number"),)
-    residuals = ("x", "other")
+    residuals = ("below", "above")
     gradients = ("x", "other")
+    saved = (Tensor("below", "...", "bool"), Tensor("above", "...", "bool"))
     forward = (Elementwise.of(maximum_forward),)
     backward = (Elementwise.of(maximum_backward),)
 

@@ -300,7 +300,8 @@ def test_widths_and_row_counts(name: str) -> None:
     for width, most in WIDTHS.items():
         for count in (1, 5, 257)[:most]:
             given = filled(name, (count, width))
-            if width == 1:  # what cancels to 0 leaves a rounding over the element itself
+            lone = width in (1, last(name).get("num_groups"))  # a row, or a group of it, is one element
+            if lone:  # what cancels to 0 leaves a rounding over the element itself
                 bounded = {d.name for d in specs()[name].domain}
                 given |= {n: torch.where(v.abs() < 1, v.sign() + v, v) for n, v in given.items() if n not in bounded}
             if width == 1 and name in SEVERAL_NEEDED:
@@ -309,9 +310,9 @@ def test_widths_and_row_counts(name: str) -> None:
                 continue
             # ... and one of a cotangent times the inverse deviation, which of nothing but epsilon is its root
             weighted = "eps" in op_class(name).kinds and bool(op_class(name).params)
-            if width > 1 or name not in WEIGHTED and (DEVICE == "cpu" or not weighted):
+            if not lone or name not in WEIGHTED and (DEVICE == "cpu" or not weighted):
                 agree(name, given, last(name))
-            if width == 1 and (name in WEIGHTED or weighted):  # on a GPU the product is fused, and leaves that rounding
+            if lone and (name in WEIGHTED or weighted):  # on a GPU the product is fused, and leaves that rounding
                 agree(name, given, {**last(name), **({"eps": 1.0} if "eps" in op_class(name).kinds else {})})
 
 
