@@ -153,11 +153,15 @@ def pairs(name: str, form: str, count: int, rng: np.random.Generator) -> tuple[A
     a = operands(name, form, count, rng)
     b = rng.permutation(operands(name, form, count, rng))
     near = slice(0, None, 2)
-    if name == "pow":  # exponents for which the power is within range, whole ones, and bases near 1
+    if (
+        name == "pow"
+    ):  # exponents for which the power is within range, whole ones, bases near 1, and large exponents of bases beyond that
         a = np.where(rng.random(count) < 0.7, abs(a), a)
         a[1::4] = (1 + np.exp2(-rng.uniform(1, 20, len(a[1::4])))).astype(a.dtype)
+        a[3::4] = rng.uniform(0.69, 1.39, len(a[3::4])).astype(a.dtype)
         limit = (1074.0 if form == "f64" else 150.0) / np.maximum(abs(np.log2(abs(a.astype(np.float64)))), 1e-12)
         b[near] = (rng.uniform(-1, 1, count) * np.minimum(limit, 1e30))[near]
+        b[3::4] = (rng.choice([-1, 1], count) * rng.uniform(0.9, 1, count) * np.minimum(limit, 1e30))[3::4]
         whole = rng.random(count) < 0.3
         b = np.where(whole, np.rint(np.minimum(abs(b), 2.0**20)) * np.sign(b), b).astype(b.dtype)
     else:  # comparable sizes

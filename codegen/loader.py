@@ -1316,9 +1316,12 @@ class _OpReader:
                            "write its formula, `auto`, `zero`, or `not_differentiable`")  # fmt: skip
         if self.unclear & {"forward", "let", "outputs"}:
             return
-        known = {b.name for b in (*op.forward, *backward.let)} | {t.name for t in op.tensors}
+        known = {b.name for b in op.forward} | {t.name for t in op.tensors}
         for saved in backward.save or ():
-            if saved.name not in known:
+            if saved.name in {b.name for b in backward.let}:
+                self.fault(saved.span, "unknown-name", f"`{saved.name}` is the backward's own: the forward cannot keep it",
+                           "compute it under `forward`")  # fmt: skip
+            elif saved.name not in known:
                 self.fault(
                     saved.span, "unknown-name", f"`{saved.name}` is not a value of the op", nearest(saved.name, known)
                 )

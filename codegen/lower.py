@@ -737,7 +737,7 @@ class Lowering:
         kept = {id(p.graph): [s for s in p.stores if s.name not in outputs] for p in stage.parts}
 
         def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
-            saved = kept.get(id(graph), [])
+            saved = kept[id(graph)]
             roots = [p for t in graph.outputs for p in _parts(t.node)] + [s.node for s in saved]
             out = self.loads(graph, printer, roots, stage.reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
@@ -751,7 +751,7 @@ class Lowering:
                 out.append(Item(("store", s.name), lines))
             return out
 
-        used, body = self.merged(self.plan.graphs, stage.exacting, items)
+        used, body = self.merged([(p.variant, p.graph) for p in stage.parts], stage.exacting, items)
         asked = [f"{n}_ptr" for n in used.asked if n not in stage.reads]
         params = self._read_params(stage.reads) + asked
         params += self._write_params([*outputs, *dict.fromkeys(s.name for part in kept.values() for s in part)], ())

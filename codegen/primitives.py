@@ -53,7 +53,8 @@ class Primitive:
     """Where its Triton function has a cheaper form for results in half precision, chosen by a last parameter `HALF`: that
     form's largest error, in units in the last place of float16 (at most 1/8). 0: there is none."""
     long: bool = False
-    """Whether that form has many instructions, so that a kernel of it is bound by them and not by memory."""
+    """Whether that form has so many instructions, more than about 14, that a kernel of it is bound by them and not by memory. Not of
+    `mod` and `fmod`, whose way for large quotients takes the registers."""
     neighbour: str = ""
     """A function that is easily mistaken for it: what mutation tests try in its place."""
     domain: tuple[float, float] = (-math.inf, math.inf)

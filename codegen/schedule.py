@@ -202,6 +202,13 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     gradients = _differentiable(op)
     saved = _saved(op, graphs)
+    for _, graph in graphs:
+        for name, node in _kept(graph, saved):
+            if node.axes >= _whole(graph) and node.axes:
+                raise NoStage(
+                    f"the backward keeps `{name}`, which is as large as the operands: give what it has of whole rows, such as "
+                    "`rstd`, a line of its own"
+                )
     taken = {
         *names,
         *(b.name for _, g in graphs for b in g.statements),
@@ -229,7 +236,7 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
             raise NoStage(f"the backward keeps `{next(iter(saved))}` beside operands that are broadcast")
         if (fault := _elementwise_fault(op, graphs, ("backward",))) is not None:
             raise NoStage(f"the gradient of what is broadcast is a sum, and {fault}")
-        backward = (_elements(op, graphs, "backward", names, gradients, exact, {}),)
+        backward = (_elements(op, graphs, "backward", names, gradients, exact),)
     else:
         wanted = [(v, g, list(_gradients(g))) for v, g, _ in later]
         mapped = frozenset().union(
@@ -294,12 +301,11 @@ def _gradients(graph: Graph) -> Iterable[Store]:
             yield Store(f"d{target.name}", target.node, axes, "float", target.name)
 
 
-def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], of_elements: bool = False) -> dict[str, Tensor]:
-    """The statements of the forward that the backward reads again: one a row, or where an op is `of_elements` one an element."""
+def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Tensor]:
+    """The statements of the forward that the backward reads again."""
     out: dict[str, Tensor] = {}
     for _, graph in graphs:
         names = {b.name: b.node for b in graph.bindings}
-        whole = max((frozenset(t.axes) for t in graph.tensors.values()), key=len)
         for r in residuals(op, graph):
             if r.name in graph.tensors:
                 updated = [t.name for t in graph.updates if t.node is not None]
@@ -314,16 +320,15 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], of_elements: boo
                 raise NoStage(
                     f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
                 )
-            node = names[r.name]
-            if not of_elements and node.axes >= whole and whole:
-                raise NoStage(
-                    f"the backward keeps `{r.name}`, which is as large as the operands: give what it has of whole rows, such as "
-                    "`rstd`, a line of its own"
-                )
-            tensor = stored_tensor(r.name, "saved", node, graph)
+            tensor = stored_tensor(r.name, "saved", names[r.name], graph)
             if out.setdefault(r.name, tensor).axes != tensor.axes:
                 raise NoStage(f"the backward keeps `{r.name}`, whose axes depend on a choice")
     return out
+
+
+def _whole(graph: Graph) -> frozenset[str]:
+    """The axes of an element."""
+    return max((frozenset(t.axes) for t in graph.tensors.values()), key=len)
 
 
 def _without_cotangents(variant: Variant, asked: Iterable[Atom]) -> tuple[Value, ...]:
@@ -404,14 +409,18 @@ def _check_choices(op: OpSpec, graphs: Sequence[tuple[Variant, Graph]], asked: S
 def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     gradients, sliced = _differentiable(op), _sliced(g for _, g in graphs)
-    saved = _saved(op, graphs, of_elements=True)
-    if saved and sliced:
-        raise NoStage(f"the backward keeps `{next(iter(saved))}` beside parts of an axis")
-    forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False), saved)
+    saved = _saved(op, graphs)
+    for name, node in ((n, node) for _, g in graphs for n, node in _kept(g, saved) if sliced or node.axes != _whole(g)):
+        few = "stands beside parts of an axis" if sliced else "has fewer axes than the op"
+        raise NoStage(f"the backward keeps `{name}`, which {few}: leave it out of `save`, to be computed again")
+    exact = _exacting(op, graphs, True)
+    forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False))
     backward = None
     if gradients:
         later = tuple((v, _reading(g, saved)[0]) for v, g in graphs)
-        backward = _elements(op, later, "backward", [*names, *saved], gradients, _exacting(op, graphs, True), {})
+        backward = _elements(op, later, "backward", [*names, *saved], gradients, exact)
+    if saved and backward is not None:  # what the backward needs in full, the forward computes in full
+        forward = _keeping(replace(forward, exacting=forward.exacting | exact), backward, saved, names)
     reads = () if backward is None else backward.reads
     cotangents = {f"d{o.name}" for o in op.outputs}
     return OpPlan(
@@ -422,15 +431,14 @@ def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
 
 
 def _elements(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...], direction: str, names: Sequence[str], gradients: Sequence[str],
-              exact: frozenset[str], saved: Mapping[str, Tensor]) -> Stage:  # fmt: skip
-    """The elementwise stage of a direction; of a forward, with what is `saved`."""
+              exact: frozenset[str]) -> Stage:  # fmt: skip
+    """The elementwise stage of a direction."""
     sliced = _sliced(g for _, g in graphs)
     read = set[str]()
     parts = []
     for variant, graph in graphs:
         if direction == "forward":
-            kept = (Store(n, node, node.axes, node.kind) for n, node in _kept(graph, saved))
-            stores = (*_outputs(graph), *kept)
+            stores = tuple(_outputs(graph))
             read |= _reads(s.node for s in stores)
         else:
             stores = tuple(_gradients(graph))
@@ -443,6 +451,17 @@ def _elements(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...], direction: 
         else ()
     )
     return Stage(direction, "elements", tuple(parts), tuple(n for n in names if n in read), exact, summed=summed)
+
+
+def _keeping(forward: Stage, backward: Stage, saved: Mapping[str, Tensor], names: Sequence[str]) -> Stage:
+    """The elementwise forward with what its backward reads of the saved values; its reads are in the order of `names`."""
+    read = {n for p in backward.parts for n in _reads(s.node for s in p.stores)}
+    parts = []
+    for part in forward.parts:
+        kept = (Store(n, node, node.axes, node.kind) for n, node in _kept(part.graph, saved) if n in read)
+        parts.append(replace(part, stores=(*part.stores, *kept)))
+    needed = {n for p in parts for n in _reads(s.node for s in p.stores)}
+    return replace(forward, parts=tuple(parts), reads=tuple(n for n in names if n in needed))
 
 
 def _exacting(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]], backward: bool) -> frozenset[str]:

@@ -121,8 +121,9 @@ def single(value: Any) -> Any:
 
 
 def log4_rest(f: Any) -> Any:
-    """What is left of log4(1 + f) / f after two coefficients, of which `math.py` has the second as f32."""
-    return ((mp.log1p(f) / f - 1) / mp.log(4) / f + single(1 / mp.log(16))) / f
+    """What is left of log4(1 + f) / f after three coefficients, of which `math.py` has the second and third as f32."""
+    quotient = mp.log1p(f) / f / mp.log(4)
+    return (((quotient - 1 / mp.log(4)) / f + single(1 / mp.log(16))) / f - single(1 / mp.log(64))) / f
 
 
 HALF_LN2 = mp.log(2) / 2
@@ -137,8 +138,8 @@ TABLE = (
         -HALF_LN2 * SLIM, HALF_LN2 * SLIM, {"f32": 5}, lambda r: max(abs(r), mpf("0.01")) / mp.exp(r)),
     Fit("log2_quotient", "f", "log2(1 + f) / f for |f| <= 1/3", lambda f: mp.log1p(f) / f / mp.log(2),
         -THIRD, THIRD, {"f32": 8, "half": 5}),
-    Fit("log4_rest", "f", "((log4(1 + f) / f - c0) / f - c1) / f for -0.31 <= f <= 0.38", log4_rest, mpf("-0.31"), mpf("0.38"), {"f32": 9},
-        lambda f: max(abs(f), mpf("0.001")) ** 2),
+    Fit("log4_rest", "f", "(((log4(1 + f) / f - c0) / f - c1) / f - c2) / f for -0.31 <= f <= 0.38", log4_rest, mpf("-0.31"), mpf("0.38"), {"f32": 8},
+        lambda f: max(abs(f), mpf("0.001")) ** 3),
     Fit("log1p_near", "f", "log1p(f) / f for |f| <= 1/3", lambda f: mp.log1p(f) / f, -THIRD, THIRD, {"half": 5}),
     Fit("log1p_tail", "f", "(log1p(f) - f) / f**2 for |f| <= 1/3", lambda f: (mp.log1p(f) - f) / f**2,
         -THIRD, THIRD, {"f32": 7}, lambda f: max(abs(f), mpf("0.01"))),

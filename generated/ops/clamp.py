@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def clamp_forward(
-    x_ptr, x_strides, y_ptr, inside_ptr, sizes, patch_sizes, n: tl.int64, max_: tl.float64, min_: tl.float64,
+    x_ptr, x_strides, y_ptr, sizes, patch_sizes, n: tl.int64, max_: tl.float64, min_: tl.float64,
     HAS_MIN: tl.constexpr, HAS_MAX: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -33,38 +33,36 @@ def clamp_forward(
     x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     if HAS_MIN:
         low = tl.where((x >= min_) | (x != x), x, min_)
-    if not HAS_MIN and HAS_MAX:
-        y = tl.where((x <= max_) | (x != x), x, max_)
-    elif HAS_MAX:
-        y = tl.where((low <= max_) | (low != low), low, max_)
-    if HAS_MIN:
-        above = x >= min_
     else:
-        above = x >= x
+        low = x
     if HAS_MAX:
-        inside = above & (x <= max_)
+        y = tl.where((low <= max_) | (low != low), low, max_)
     else:
-        inside = above & (x <= x)
-    if not HAS_MIN and not HAS_MAX:
-        tl.store(y_ptr + i, x, mask=mask)
-    elif HAS_MAX:
-        tl.store(y_ptr + i, y, mask=mask)
-    else:
-        tl.store(y_ptr + i, low, mask=mask)
-    if inside_ptr is not None:
-        tl.store(inside_ptr + i, inside, mask=mask)
+        y = low
+    tl.store(y_ptr + i, y, mask=mask)
 
 
 @triton.jit
 def clamp_backward(
-    dy_ptr, dy_strides, inside_ptr, inside_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, RAGGED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, x_strides, dy_ptr, dy_strides, dx_ptr, sizes, patch_sizes, n: tl.int64, max_: tl.float64,
+    min_: tl.float64, HAS_MIN: tl.constexpr, HAS_MAX: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, mask = tile(n, patch_sizes, WIDE, RAGGED, BLOCK)
     at = coordinates(i, sizes, RAGGED)
+    max_ = scalar(max_, COMPUTE)
+    min_ = scalar(min_, COMPUTE)
+    if HAS_MIN or HAS_MAX:
+        x = tl.load(x_ptr + offset(i, at, x_strides), mask=mask).to(COMPUTE)
     dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-    inside = tl.load(inside_ptr + offset(i, at, inside_strides), mask=mask).to(tl.int1)
-    tl.store(dx_ptr + i, tl.where(inside, dy, 0), mask=mask)
+    if HAS_MIN:
+        above = tl.where(x >= min_, dy, 0)
+    else:
+        above = dy
+    if HAS_MAX:
+        tl.store(dx_ptr + i, tl.where(x <= max_, above, 0), mask=mask)
+    else:
+        tl.store(dx_ptr + i, above, mask=mask)
 
 
 class Clamp(DifferentiableOp):
@@ -73,10 +71,9 @@ class Clamp(DifferentiableOp):
     name = "clamp"
     inputs = (Tensor("x", "...", "number", arg="input"),)
     outputs = (Tensor("y", "...", "number"),)
-    residuals = ("inside",)
+    residuals = ("x",)
     gradients = ("x",)
     kinds = {"min": "float?", "max": "float?"}
-    saved = (Tensor("inside", "...", "bool"),)
     forward = (Elementwise.of(clamp_forward),)
     backward = (Elementwise.of(clamp_backward),)
 

@@ -68,20 +68,13 @@ def pow_backward(
         else:
             exponent = tl.load(exponent_ptr + offset(i, at, exponent_strides), mask=mask).to(COMPUTE)
         dy = tl.load(dy_ptr + offset(i, at, dy_strides), mask=mask).to(COMPUTE)
-        root = _pow(
-            tl.abs(x), 0.5 * (exponent - 1), HALF
-        )  # of x ** (exponent - 1), which may overflow where a product with it does not
-        side = tl.where(x < 0, _pow(scalar(-1, COMPUTE), exponent - 1, HALF), 1)  # NaN where x has no such power
-        dx = tl.where(exponent == 0, 0, dy * side * (exponent * root) * root)
+        half = _pow(tl.abs(x), 0.5 * exponent, HALF)  # y itself may overflow; below 0 the logarithm is NaN
+        dx = tl.where(exponent == 0, 0, dy * (exponent * _pow(x, exponent - 1, HALF)))
         if dx_ptr is not None:
             tl.store(dx_ptr + i, dx, mask=mask)
         if dx_sum_ptr is not None:
             dx_sum += tl.where(mask, dx, 0.0)
-        dexponent = tl.where(
-            (x == 0) & (exponent >= 0),
-            0,
-            dy * (root * (root * tl.where(x == 0, 1, tl.abs(x))) * (0.6931471805599453 * log2(x, HALF))),
-        )
+        dexponent = tl.where((x == 0) & (exponent >= 0), 0, dy * (half * (0.6931471805599453 * log2(x, HALF)) * half))
         if dexponent_ptr is not None:
             tl.store(dexponent_ptr + i, dexponent, mask=mask)
         if dexponent_sum_ptr is not None:

@@ -186,7 +186,7 @@ def lasting(x):
 
 @triton.jit
 def log4(a):
-    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 28 bits (NaN where it is
+    """Half of log2(a) for every f32 a >= 0: a number good to 2 units in the last place, and what it lacks to 30 bits (NaN where it is
     infinite)."""
     tiny = a < 1.1754943508222875e-38
     edge = tl.where(tiny, tl.where(a == 0, float("-inf"), -11.5), tl.where(a < float("inf"), 0.0, a))
@@ -194,11 +194,13 @@ def log4(a):
     k = (bits - 0x3F30A3D7) & -0x800000
     f = (bits - k).to(tl.float32, bitcast=True) - 1.0
     n = k.to(tl.float32) * 5.960464477539063e-08 + edge
-    # The terms of the first two coefficients are sums of two. What an fma made, less the larger that it added to, is
+    # The terms of the first three coefficients are sums of two. What an fma made, less the larger that it added to, is
     # exact; a second fma then finds what the first one lost.
     rest = polynomials.log4_rest(f)
-    b = fma(f, rest, -0.3606737554073334)
-    low = fma(f, rest, -0.3606737554073334 - b)
+    c = fma(f, rest, 0.24044917523860931)
+    low = fma(f, rest, 0.24044917523860931 - c)
+    b = fma(f, c, -0.3606737554073334)
+    low = fma(f, low, fma(f, c, -0.3606737554073334 - b))
     a = fma(f, b, 0.7213475108146667)
     low = fma(f, low, fma(f, b, 0.7213475108146667 - a)) + 9.629814955633087e-09
     s = n + fma(f, a, 0.0)  # in two steps: s may be below n / 2, where n - s is exact for a sum of two floats
@@ -707,19 +709,22 @@ def rsqrt(x):
 
 @triton.jit
 def pow(x, y, HALF: tl.constexpr = False):
-    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 7 bits more than the result (half: none)."""
+    """x ** y = 2 ** (y log2 |x|) with the edges of IEEE 754; log2 has 5 bits more than the result (half: none). A number 2 squares x."""
+    shape: tl.constexpr = getattr(y, "shape", [1])
+    number: tl.constexpr = len(shape) == 1 and shape[0] == 1
     x, y = alike(x, y)
     a = tl.abs(x)
     if x.dtype == tl.float64:
         size = pow_wide(a, y)
     else:
         size = pow_narrow(a, y, HALF)
-    size = tl.where(y == 2.0, x * x, size)  # what people check by heart
+    if number:
+        size = tl.where(y == 2.0, x * x, size)  # what people check by heart
     size = tl.where((a == 1.0) | (y == 0.0), 1.0, size)
-    even = nearest_even(tl.abs(y))
-    odd = tl.abs(tl.abs(y) - even) == 1.0
-    size = tl.where(negative(x) & odd, negated(size), size)
-    return tl.where(below_zero(x) & ~(odd | (tl.abs(y) == even)), float("nan"), size)
+    d = tl.abs(past_even(y))
+    size = tl.where(negative(x) & (d == 1.0), negated(size), size)
+    whole = d * d >= d  # of 0 and 1; not of NaN, either
+    return tl.where(below_zero(x) & ~whole, float("nan"), size)
 
 
 @triton.jit
@@ -733,12 +738,14 @@ def below_zero(x):
 
 
 @triton.jit
-def nearest_even(y):
-    """An even number, for y >= 0: y itself where it is one, infinity among them; 1 from an odd y, and not from another."""
+def past_even(y):
+    """y less the nearest even number, for |y|: of a whole y, 0 or 1 or -1; floats this large are even, so they may stop."""
     if y.dtype == tl.float64:
-        return ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
+        y = minimum(tl.abs(y), 9007199254740992.0)
+        return y - ((y * 0.5 + 4503599627370496.0) - 4503599627370496.0) * 2.0
     else:
-        return ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
+        y = minimum(tl.abs(y), 16777216.0)
+        return y - ((y * 0.5 + 8388608.0) - 8388608.0) * 2.0
 
 
 @triton.jit
@@ -845,7 +852,7 @@ def divide(a, b):
 def fmod(a, b, HALF: tl.constexpr = False):
     """What a / b leaves, rounded toward 0: exact, with the sign of a, as in C.
 
-    The cheaper form takes a subnormal b for 2**-126, for what either leaves is below that.
+    The cheaper form may take a subnormal b for 2**-126, for what either leaves is below that.
     """
     a, b = alike(a, b)
     if a.dtype.is_int():
@@ -872,12 +879,13 @@ def fmod(a, b, HALF: tl.constexpr = False):
 
 @triton.jit
 def near_left(a, d):
-    """f32, d >= 0: a less the nearest whole multiple of d, or the one beside it, exactly; and whether a tile has a quotient of 2**17 or
-    more, or an infinite d, and has to go the long way."""
+    """f32, d >= 0: a less the nearest whole multiple of d, or the one beside it, exactly but for a last bit where the quotient is next to
+    1/2; and whether a tile has to go the long way: for a quotient of 2**17 or more, or a d that is subnormal or above 2**126.
+    """
     root = tl.rsqrt(d)
     quotient = a * root * root
     r = fma((quotient + 12582912.0) - 12582912.0, negated(d), a)
-    return r, tl.max(tl.abs(quotient) + d * 1e-33) > 131072.0
+    return r, tl.max(tl.maximum(tl.abs(quotient), d * 1e-33 + root * 1e-14)) > 131072.0
 
 
 @triton.jit

@@ -170,8 +170,7 @@ def smallest(acc):
 
 # ---------------------------------------------------------------------------------------------- sums of exponentials
 # Beside a sum stands the largest value so far, which was taken out of every exponent, so that in one pass nothing overflows.
-# Where a row is walked over in steps, each of LANES threads has a sum and a largest of its own, and waits for no other until
-# the end.
+# Where a row is walked over in steps there are LANES of them, one a thread (of warps of 32), which waits for no other until the end.
 
 
 @triton.jit
@@ -216,13 +215,14 @@ def fall(top, larger):
     if top.dtype == tl.float64:
         return exp(tl.where(same, 0.0, top - larger))
     else:
-        rounded = tl.fma(top, tl.full([1, 1], 1.4426950408889634, tl.float32), 0.0)  # as in_bits has it, but for -inf
+        # The sum is beside what `in_bits` rounded to: fused with the subtraction, the product would be another. -inf stays.
+        rounded = tl.fma(top, tl.full([1, 1], 1.4426950408889634, tl.float32), 0.0)
         return tl.exp2(tl.where(same, 0.0, rounded - in_bits(larger)))
 
 
 @triton.jit
 def in_bits(top):
-    """log2(exp(top)), rounded; 0 for an infinity."""
+    """log2(exp(top)), rounded: the exponent that sums stand beside; 0 for an infinity."""
     return tl.where(isinf(top), 0.0, top * 1.4426950408889634)
 
 

@@ -25,7 +25,7 @@ class Elementwise(Stage):
     """One element at a time, with gradients that may be summed over what was broadcast."""
 
     long: bool = False
-    """Whether its forms for results in 16 bits are long: memory waits for them."""
+    """Whether its forms for results in 16 bits are long: it is bound by arithmetic, not by memory."""
     elementwise: ClassVar[bool] = True
 
     @staticmethod
@@ -83,8 +83,9 @@ class Elementwise(Stage):
             values = {**self._common(call, operands, space, written), **flat}
             crossed = [*operands.values(), *(strided or ([] if call.of_gradients else written.values()))]
             values["patch_sizes"], programs = tiles(space, crossed)
-            if self.long and values["HALF"] and values["patch_sizes"] is values["sizes"] is None:
-                # A thread has 16 elements, and what a program does but once, as its decision for a whole tile, counts half.
+            if self.long and values["HALF"] and values["patch_sizes"] is None and values["sizes"] is None:
+                # What a program does once, as its decision for a whole tile, counts half. Not beside strides: their indices take
+                # the registers.
                 values |= {"BLOCK": 2 * BLOCK, "BLOCK_K": 2 * BLOCK}
                 programs = cdiv(space.count, 2 * BLOCK)
             call.launches.append(Launch(self.kernel, (programs, 1, 1), pointers, values))

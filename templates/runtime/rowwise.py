@@ -390,8 +390,9 @@ class Tile:
     """Tiles that a program has in hand: one that it computes, others on their way into shared memory."""
 
     def lanes(self, group: int) -> tuple[int, int]:
-        """How many threads have a sum of their own in a walk over a row, and how many neighbours each loads at once: `group`, or 1.
-        Short rows are summed by all threads in one step."""
+        """How many sums a walk over a row has, one a thread of warps of 32, and of how many neighbours a thread takes its elements:
+        `group`, or 1. Powers of two, whose product divides `block_r`. Short rows are summed by all threads in one step.
+        """
         if not self.loop or self.block_k > 1:
             return 1, 1
         group = min(group, self.block_r)

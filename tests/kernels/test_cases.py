@@ -284,6 +284,22 @@ def test_pow_at_base_zero_and_below() -> None:
         dx = tensor([0.0, 0.0, -INF, 0.5 * 2**-0.5, -4.0, NAN], "f64")
         dy = tensor([0.0, 0.0, -INF, 2**0.5 * math.log(2), NAN, NAN], "f64")
         assert near(found["dx"], dx, dtype).all() and near(found["dexponent"], dy, dtype).all(), found
+    # Of an infinite base, of -0, and of magnitudes that square out of range: as torch has them.
+    x, y = (
+        v.flatten()
+        for v in torch.meshgrid(
+            tensor([INF, -INF, -0.0, 1e-30, 1e30], "f64"),
+            tensor([-2.0, -1, 0.25, 0.3, 0.5, 1, 2], "f64"),
+            indexing="ij",
+        )
+    )
+    for dtype in ("f64", "f32"):
+        given = {"x": x.to(TORCH[dtype]), "exponent": y.to(TORCH[dtype])}
+        theirs = [v.double().requires_grad_() for v in given.values()]
+        found, meant = differentiate("pow", given, {}), torch.autograd.grad(torch.pow(*theirs).sum(), theirs)
+        assert near(found["dx"], meant[0], dtype, 64).all(), (found["dx"], meant[0])
+        there = ~meant[1].isnan() | (x < 0)  # an infinity times 0 is nothing that one relies on
+        assert near(found["dexponent"], meant[1], dtype, 64)[there].all(), (found["dexponent"], meant[1])
     exponent = tensor([0.0, 1.0, -1.0]).requires_grad_()
     (grad,) = torch.autograd.grad(generated.pow(0.0, exponent).sum(), exponent)
     assert grad.tolist() == [0.0, 0.0, -INF]
