@@ -410,7 +410,7 @@ def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     gradients, sliced = _differentiable(op), _sliced(g for _, g in graphs)
     saved = _saved(op, graphs)
-    for name, node in ((n, node) for _, g in graphs for n, node in _kept(g, saved) if sliced or node.axes != _whole(g)):
+    for name in (n for _, g in graphs for n, node in _kept(g, saved) if sliced or node.axes != _whole(g)):
         few = "stands beside parts of an axis" if sliced else "has fewer axes than the op"
         raise NoStage(f"the backward keeps `{name}`, which {few}: leave it out of `save`, to be computed again")
     exact = _exacting(op, graphs, True)
