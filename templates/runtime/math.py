@@ -890,12 +890,15 @@ def near_left(a, d):
 
 @triton.jit
 def far_left(a, b):
-    """`fmod` in f32, for any quotient: libdevice's takes subnormals for 0."""
+    """`fmod` in f32, for any quotient. libdevice's takes subnormals for 0, also that which it leaves: near them by 2**64 of both."""
     if INTERPRETED:
         return a % b
     else:
-        d = tl.where(b == 0, b, maximum(tl.abs(b), 1.1754943508222875e-38))
-        return tl.where(tl.abs(a) < d, a, libdevice.fmod(a, d))
+        size, d = tl.abs(a), tl.abs(b)
+        small = (d < 1e-18) & (size < 1e18)
+        least = tl.where(b == 0, b, tl.where(small, d * 18446744073709551616.0, maximum(d, 1.1754943508222875e-38)))
+        r = libdevice.fmod(tl.where(small, a * 18446744073709551616.0, a), least)
+        return tl.where(size < d, a, tl.where(small, r * 5.421010862427522e-20, r))
 
 
 @triton.jit
