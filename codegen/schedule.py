@@ -321,8 +321,11 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                     f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
                 )
             tensor = stored_tensor(r.name, "saved", names[r.name], graph)
-            if out.setdefault(r.name, tensor).axes != tensor.axes:
+            first = out.setdefault(r.name, tensor)
+            if first.axes != tensor.axes:
                 raise NoStage(f"the backward keeps `{r.name}`, whose axes depend on a choice")
+            if first.kind != tensor.kind:
+                raise NoStage(f"the backward keeps `{r.name}`, whose kind depends on a choice: name the two apart")
     return out
 
 
@@ -413,6 +416,9 @@ def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     for name in (n for _, g in graphs for n, node in _kept(g, saved) if sliced or node.axes != _whole(g)):
         few = "stands beside parts of an axis" if sliced else "has fewer axes than the op"
         raise NoStage(f"the backward keeps `{name}`, which {few}: leave it out of `save`, to be computed again")
+    own = {f"d{n}{end}" for n in gradients for end in ("", "_sum")} | {"kept", "reduced", "patch"}
+    for name in own & {*saved}:
+        raise NoStage(f"the backward keeps `{name}`, a name that its kernel has itself: give it another")
     exact = _exacting(op, graphs, True)
     forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False))
     backward = None

@@ -472,7 +472,7 @@ def test_rows_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r["direction"] for r in found] == ["forward", "backward", "training"] and not any(r["wrong"] for r in found)
     forward, backward, both = (r["bytes"] for r in found)
     assert forward == 5 * 96 * 4 + 5 * 8 + 4 and backward == 2 * 5 * 96 * 4 + 5 * 8 + 4 + 2 * 5 * 4 + 4
-    assert both == forward + backward
+    assert both == forward + (2 * 5 * 4 + 4) + backward  # three statistics are kept
     assert "cross_entropy training" in "\n".join(rows.table(found))
 
 

@@ -194,36 +194,26 @@ def in_lanes(value, LANES: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def exponentials(top, acc, value, mask, LANES: tl.constexpr, GROUP: tl.constexpr):
-    """Takes a tile into the sums.
-
-    One `exp2` an element: of a fused product less the largest as it is in bits, rounded; what that rounding is off by is the
-    same for all, and `logarithm` takes it out.
-    """
+    """Takes a tile into the sums. What is raised is a difference: a product less a product would lose all digits of large values."""
     value = in_lanes(tl.where(mask, value, float("-inf")), LANES, GROUP)
     larger = maximum(top, largest(value))
-    if value.dtype == tl.float64:
-        raised = exp(value - tl.where(isinf(larger), 0.0, larger))
+    return larger, acc * fall(top, larger) + total(raised(value - tl.where(isinf(larger), 0.0, larger)))
+
+
+@triton.jit
+def raised(x):
+    """exp(x) for x <= 0 in a sum whose largest term is 1: in f32 one `exp2`."""
+    if x.dtype == tl.float64:
+        return exp(x)
     else:
-        raised = tl.exp2(tl.fma(value, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(larger)))
-    return larger, acc * fall(top, larger) + total(raised)
+        return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def fall(top, larger):
     """What a sum beside `top` is multiplied by to stand beside a `larger`."""
     same = (top == larger) | isinf(larger)  # an infinity less itself would be NaN, as would 0 times one
-    if top.dtype == tl.float64:
-        return exp(tl.where(same, 0.0, top - larger))
-    else:
-        # The sum is beside what `in_bits` rounded to: fused with the subtraction, the product would be another. -inf stays.
-        rounded = tl.fma(top, tl.full([1, 1], 1.4426950408889634, tl.float32), 0.0)
-        return tl.exp2(tl.where(same, 0.0, rounded - in_bits(larger)))
-
-
-@triton.jit
-def in_bits(top):
-    """log2(exp(top)), rounded: the exponent that sums stand beside; 0 for an infinity."""
-    return tl.where(isinf(top), 0.0, top * 1.4426950408889634)
+    return raised(tl.where(same, 0.0, top - larger))
 
 
 @triton.jit
@@ -241,25 +231,14 @@ def together(top, acc, LANES: tl.constexpr):
 def logarithm(top, acc, LANES: tl.constexpr):
     """The logarithm of the sum of exponentials of which the largest was taken out, [BLOCK_K, 1]."""
     top, acc = together(top, acc, LANES)
-    return _less_largest(top, acc) + tl.where(isinf(top), 0.0, top)
+    return log(acc) + tl.where(isinf(top), 0.0, top)
 
 
 @triton.jit
 def logarithm_beside_largest(top, acc, LANES: tl.constexpr):
-    """The largest, and the logarithm less the largest, without the digits that it would take; an infinity less itself is no
-    number."""
+    """The largest, and the logarithm of the sum beside it; an infinity less itself is no number."""
     top, acc = together(top, acc, LANES)
-    return top, tl.where(isinf(top), float("nan"), _less_largest(top, acc))
-
-
-@triton.jit
-def _less_largest(top, acc):
-    if top.dtype == tl.float64:
-        return log(acc)
-    else:
-        shift = tl.where(isinf(top), 0.0, top)
-        rest = tl.fma(shift, tl.full([1, 1], 1.4426950408889634, tl.float32), -in_bits(top))
-        return log(acc) - rest * 0.6931471805599453
+    return top, tl.where(isinf(top), float("nan"), log(acc))
 
 
 @triton.jit

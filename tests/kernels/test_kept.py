@@ -109,10 +109,15 @@ def spec(inputs: str, forward: str, save: str, entries: str, outputs: str = "{y:
          "`wave`, which is as large as the operands"),
         (spec("{x: [B, N], w: [N]}", "there = w > 0; y = where(there, x * w, 0)", "there", "    x: auto\n    w: auto\n", "{y: [B, N]}"),
          "`there`, which has fewer axes than the op"),
+        (spec("{x: [...]}", "dx = x > 0; y = where(dx, x, 0)", "dx", "    x: where(dx, dy, 0)\n", "{y: [...]}"),
+         "`dx`, a name that its kernel has itself"),
+        (spec("{x: [...]}\n  attrs: {kind: {enum: [a, b], default: a}}", 't = x > 0 if kind == "a" else tanh(x); y = where(t, x, 0) if kind == "a" else t',
+              "t", '    x: where(t, dy, 0) if kind == "a" else dy * (1 - t * t)\n', "{y: [...]}"),
+         "`t`, whose kind depends on a choice"),
         (spec("{x: [...]}", "y = x * x", "mine", "    let: mine = 2 * x\n    x: mine * dy\n", "{y: [...]}"),
          "`mine` is the backward's own"),
     ],
-    ids=["beside a sum", "a float beside a sum", "one a column", "of the backward"],
+    ids=["beside a sum", "a float beside a sum", "one a column", "a gradient's name", "of two kinds", "of the backward"],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_named(text: str, reason: str, tmp_path: Path) -> None:
     assert reason in refused(text, tmp_path)

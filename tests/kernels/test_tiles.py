@@ -97,6 +97,10 @@ ROWS: dict[str, list[tuple[Any, float]]] = {
     "one is NaN": [(40000, NAN)],
     "the largest is last": [(-1, 90.0)],
     "all are large": [(slice(0, None, 3), 8e4)],
+    "most are masked": [(slice(None, -3000), -1e30)],
+    "all but two are masked": [(slice(None), -1e30), (7, 1.0), (9, 2.0)],
+    "masked by the least number": [(slice(None, -3000), -3.3e38)],
+    "the largest is huge": [(slice(None, None, 2), 3.1e9)],
 }
 
 
