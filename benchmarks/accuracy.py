@@ -153,9 +153,8 @@ def pairs(name: str, form: str, count: int, rng: np.random.Generator) -> tuple[A
     a = operands(name, form, count, rng)
     b = rng.permutation(operands(name, form, count, rng))
     near = slice(0, None, 2)
-    if (
-        name == "pow"
-    ):  # exponents for which the power is within range, whole ones, bases near 1, and large exponents of bases beyond that
+    if name == "pow":
+        # Exponents for which the power is within range, whole ones, bases near 1, and of others large exponents.
         a = np.where(rng.random(count) < 0.7, abs(a), a)
         a[1::4] = (1 + np.exp2(-rng.uniform(1, 20, len(a[1::4])))).astype(a.dtype)
         a[3::4] = rng.uniform(0.69, 1.39, len(a[3::4])).astype(a.dtype)

@@ -32,6 +32,7 @@ from codegen.kinds import floats_of_ints
 from codegen.lower import Module, StageText, host_condition, natural, python
 from codegen.lower_rows import lowered
 from codegen.lower_step import StepText
+from codegen.precision import coarse_calls
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, refuse, schedule
 from codegen.soundness import check_module
@@ -294,7 +295,7 @@ def _stage(plan: OpPlan, text: StageText) -> str:
     stage, words = text.stage, [text.kernel.name]
     when = [f"when={_when(text.when)}"] if text.when else []
     if stage.nest == "elements":
-        long = ["long=True"] if text.kernel.long else []
+        long = ["long=True"] if any(TABLE[n.op].long for _, n, cheap in coarse_calls(stage) if cheap) else []
         return f"Elementwise.of({', '.join([*words, *when, *long])})"
     axes = plan.graphs[0][1].axes
     for name, part in (("kept", stage.kept), ("reduced", stage.reduced)):

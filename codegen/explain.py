@@ -13,7 +13,7 @@ from codegen.diagnostics import Report
 from codegen.ir import Bound, Graph, Node, Target, pretty, spell, walk
 from codegen.lower import StageText
 from codegen.lower_rows import lowered
-from codegen.primitives import TABLE
+from codegen.precision import coarse_calls
 from codegen.residuals import residuals
 from codegen.rewrite import tidy
 from codegen.safety import check_safety
@@ -152,14 +152,10 @@ def _half(direction: str, stages: Sequence[Stage]) -> list[str]:
     """Which calls take their cheaper form where the results are stored in half precision, and which may not."""
     cheap: dict[str, None] = {}
     full: dict[str, None] = {}
-    for stage in stages:
-        for part in stage.parts:
-            bound = (*part.graph.bindings, *part.graph.update_let, *part.graph.let)
-            for node in walk([s.node for s in part.stores]):
-                if node.op in TABLE and TABLE[node.op].coarse and not node.host:
-                    names = {b.node.serial: b.name for b in reversed(bound) if b.node is not node}
-                    found = full if spell(node) in stage.exacting else cheap
-                    found[spell(node, names)] = None
+    for part, node, may in (found for stage in stages for found in coarse_calls(stage)):
+        bound = (*part.graph.bindings, *part.graph.update_let, *part.graph.let)
+        names = {b.node.serial: b.name for b in reversed(bound) if b.node is not node}
+        (cheap if may else full)[spell(node, names)] = None
     words = [f"cheaper forms of {', '.join(cheap)}"] if cheap else []
     words += [f"in full, for the result magnifies an error: {', '.join(full)}"] if full else []
     return [f"{direction} in half precision: {'; '.join(words)}"] if words else []

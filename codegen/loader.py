@@ -51,6 +51,7 @@ from codegen.spec import (
     Unary,
     Update,
     class_name,
+    of_kernels,
 )  # fmt: skip
 from codegen.variants import conditions, formulas, late, subexpressions
 from codegen.yamltree import Mapping, Scalar, Tree, compose
@@ -1225,18 +1226,10 @@ class _OpReader:
 
     def _reserved_gradients(self, op: OpSpec) -> None:
         """A gradient, its sum and the parts of its sum travel beside the tensors, each under a name of its own."""
-        made = {f"d{t.name}": f"the gradient of `{t.name}`" for t in (*op.inputs, *op.params)}
         for tensor in op.tensors:
-            for end in ("_sum", "_parts"):
-                base = tensor.name.removesuffix(end)
-                if base != tensor.name and (base in made or f"d{base}" in made):
-                    made[tensor.name] = f"what `{base}` is summed in"
-        for tensor in op.tensors:
-            if tensor.name in made:
+            if what := of_kernels(op, tensor.name):
                 public = "" if tensor.role == "output" else "; `arg:` gives it a public one"
-                self.fault(
-                    tensor.span, "bad-name", f"`{tensor.name}` is {made[tensor.name]}", f"choose another name{public}"
-                )
+                self.fault(tensor.span, "bad-name", f"`{tensor.name}` is {what}", f"choose another name{public}")
 
     def _placed(self, op: OpSpec) -> None:
         """`axis` and `keeps` speak of axes that a tensor has; `all` is every axis of a pack."""

@@ -27,7 +27,7 @@ from codegen.kinds import floats_of_ints
 from codegen.primitives import TABLE
 from codegen.schedule import OpPlan, stripped
 from codegen.spec import Axes, Dim, TensorDecl
-from codegen.stages import Stage, telling, unlike
+from codegen.stages import Part, Stage, telling, unlike
 from codegen.variants import Atom, Variant, atoms
 
 _OWN = {"i", "mask", "n", "sizes", "patch_sizes", "tl", "triton", "start", "tile", "at", "coordinates", "element", "zeros", "added_up", "offset", "scalar", "kept_tile", "reduced_tile", "span", "k", "r",
@@ -95,8 +95,6 @@ class KernelText:
     """The loops around the body: elements, sums (of elements), rows, step."""
     numbers: tuple[str, ...] = ()
     """Host numbers that it reads from a table, in their order there; others are parameters."""
-    long: bool = field(default=False, kw_only=True)
-    """Whether it has a cheaper form that is long (`Primitive.long`)."""
 
     @property
     def text(self) -> str:
@@ -178,8 +176,6 @@ class Used:
     """Tensors whose presence is asked."""
     coarse: bool = False
     """Whether a call takes its cheaper form where the results are stored in half precision."""
-    long: bool = False
-    """Whether one of those forms is long."""
 
     @property
     def prelude(self) -> list[str]:
@@ -317,7 +313,6 @@ class Printer:
         """Whether the call may take its cheaper form; then the kernel is told when."""
         coarse = TABLE[node.op].coarse > 0 and spell(node) not in self.exacting
         self.used.coarse |= coarse
-        self.used.long |= coarse and TABLE[node.op].long
         return coarse
 
     def _cast(self, node: Node) -> str:
@@ -714,9 +709,9 @@ class Lowering:
                 if node.op in _ROUNDING or (node.op == "cast" and node.params[0] == "int"):
                     self.rounded |= {a for a in node.args if a.op == "div" and not a.host}
 
-    def merged(self, graphs: Iterable[tuple[Variant, Graph]], exacting: Collection[str],
-                items: Callable[[Graph, Printer, Collection[str]], list[Item]]) -> tuple[Used, list[str]]:  # fmt: skip
-        """The merged body of the variants: with a statement for a name that only some of them compute, if that is shorter.
+    def merged(self, parts: Sequence[Part], exacting: Collection[str],
+                items: Callable[[Part, Printer, Collection[str]], list[Item]]) -> tuple[Used, list[str]]:  # fmt: skip
+        """The merged body of a stage's parts: with a statement for a name that only some of them compute, if that is shorter.
 
         A name that is another name in one variant (`low = x if min is None else ...`) is best set in both, so that what
         follows stands once; unless the other name is what the rest of the formula speaks of.
@@ -724,7 +719,7 @@ class Lowering:
 
         def built(aliases: Collection[str]) -> tuple[Used, list[str], set[str]]:
             used = Used()
-            bodies = {v: items(g, Printer(self, g, used, exacting), aliases) for v, g in graphs}
+            bodies = {p.variant: items(p, Printer(self, p.graph, used, exacting), aliases) for p in parts}
             named = {i.key[1] for body in bodies.values() for i in body if i.key[0] == "let"}
             return used, self.merge(bodies, used), named
 
@@ -734,10 +729,10 @@ class Lowering:
 
     def _forward(self, stage: Stage) -> KernelText:
         outputs = [o.name for o in self.op.outputs]
-        kept = {id(p.graph): [s for s in p.stores if s.name not in outputs] for p in stage.parts}
+        kept = [n for n in stage.stored if n not in outputs]
 
-        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
-            saved = kept[id(graph)]
+        def items(part: Part, printer: Printer, aliases: Collection[str]) -> list[Item]:
+            graph, saved = part.graph, [s for s in part.stores if s.name in kept]
             roots = [p for t in graph.outputs for p in _parts(t.node)] + [s.node for s in saved]
             out = self.loads(graph, printer, roots, stage.reads, graph.bindings)
             out += self.statements(graph, printer, graph.bindings, roots, aliases)
@@ -751,10 +746,10 @@ class Lowering:
                 out.append(Item(("store", s.name), lines))
             return out
 
-        used, body = self.merged([(p.variant, p.graph) for p in stage.parts], stage.exacting, items)
+        used, body = self.merged(stage.parts, stage.exacting, items)
         asked = [f"{n}_ptr" for n in used.asked if n not in stage.reads]
         params = self._read_params(stage.reads) + asked
-        params += self._write_params([*outputs, *dict.fromkeys(s.name for part in kept.values() for s in part)], ())
+        params += self._write_params([*outputs, *kept], ())
         return self._kernel("forward", params, ["n: tl.int64"], used, body, ["BLOCK: tl.constexpr"])
 
     def _stores(self, graph: Graph, printer: Printer, name: str, node: Node | None) -> list[str]:
@@ -771,7 +766,8 @@ class Lowering:
         ]
 
     def _backward(self, stage: Stage) -> KernelText:
-        def items(graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
+        def items(part: Part, printer: Printer, aliases: Collection[str]) -> list[Item]:
+            graph = part.graph
             targets = [t for t in graph.gradients if t.node is not None]
             roots = [p for t in targets for p in _parts(stripped(t, graph))]
             bindings = (*graph.bindings, *graph.let)
@@ -781,7 +777,7 @@ class Lowering:
                 out += self._gradient(graph, printer, target, stage.summed)
             return out
 
-        used, body = self.merged([(p.variant, p.graph) for p in stage.parts], stage.exacting, items)
+        used, body = self.merged(stage.parts, stage.exacting, items)
         stacked = {f"d{n}" for n in self.plan.gradients if self._is_stacked(n)}
         self.present += [n for n in used.asked if n not in stage.reads]
         reads = self._read_params(stage.reads) + [f"{n}_ptr" for n in self.present]
@@ -912,8 +908,8 @@ class Lowering:
         ]  # fmt: skip
         name = f"{self.op.name}_{suffix}"
         if "BLOCK: tl.constexpr" in blocks:
-            return KernelText(name, tuple(every), (*prelude, *body), long=used.long)
-        return KernelText(name, tuple(every), tuple(body), tuple(prelude), "sums", long=used.long)
+            return KernelText(name, tuple(every), (*prelude, *body))
+        return KernelText(name, tuple(every), tuple(body), tuple(prelude), "sums")
 
 
 def _share_stores(

@@ -367,7 +367,7 @@ class _Rows:
             *(f"{n}: tl.float64" for n in used.scalars), *(f"{n}: tl.constexpr" for n in used.choices),
             *(["HALF: tl.constexpr"] if used.coarse else []), "COMPUTE: tl.constexpr", "WIDE: tl.constexpr", "RAGGED: tl.constexpr",
             *([] if self.finishing else ["LOOP: tl.constexpr"]), "BLOCK_K: tl.constexpr", "BLOCK_R: tl.constexpr",
-            *(["LANES: tl.constexpr", "GROUP: tl.constexpr"] if any("LANES" in line for line in lines) else []),
+            *(["LANES: tl.constexpr", "GROUP: tl.constexpr"] if any(line.endswith(_IN_LANES) for line in lines) else []),
             *(["STAGES: tl.constexpr"] if staged else []),
         )  # fmt: skip
 
@@ -732,11 +732,14 @@ def _wide(text: str) -> str:
     return f"{_atom(text)}.to(tl.int64)"
 
 
+_IN_LANES = "rows.no_exponentials(COMPUTE, BLOCK_K, LANES)"
+
+
 def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, printer: Printer) -> tuple[str, str, str]:
     """The sum of exponentials of what is less than the largest, or its logarithm, and the largest: begin, take in an element,
     end."""
     state = f"{top}, {name}_acc"
-    start = f"{state} = rows.no_exponentials(COMPUTE, BLOCK_K, LANES)"
+    start = f"{state} = {_IN_LANES}"
     if node.params[0] == "logsumexp":
         return (
             start,
@@ -747,7 +750,7 @@ def _beside_largest(node: Node, name: str, top: str, value: str, mask: str, prin
     return (
         start,
         f"{state} = rows.beside_largest({state}, {value}, {mask}, LOOP, LANES, GROUP, {half})",
-        f"{top}, {name} = rows.sum_beside_largest({state}, LANES, {half})",
+        f"{top}, {name} = rows.sum_beside_largest({state}, LANES)",
     )
 
 
@@ -789,7 +792,7 @@ def _reduction(
     if word == "logsumexp":
         lanes, group = ("1", "1") if again else ("LANES", "GROUP")
         return (
-            f"{name}_top, {acc} = rows.no_exponentials(COMPUTE, BLOCK_K, {lanes})",
+            f"{name}_top, {acc} = {_IN_LANES.replace('LANES', lanes)}",
             f"{name}_top, {acc} = rows.exponentials({name}_top, {acc}, {value}, {mask}, {lanes}, {group})",
             f"{name} = rows.logarithm({name}_top, {acc}, {lanes})",
         )

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from codegen import steps
-from codegen.ir import Graph, spell, walk
+from codegen.ir import spell, walk
 from codegen.lower import Item, KernelText, Lowering, Printer, StageText, filled, loaded, python
 from codegen.spec import Name
-from codegen.stages import Stage, unlike
+from codegen.stages import Part, Stage, unlike
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,8 @@ class _Step:
                 self.owner.hosted[self.owner.names[name]] = text
 
     def text(self) -> StageText:
-        parts = [(p.variant, p.graph) for p in self.stage.parts]
         exacting = {spell(n) for p in self.stage.parts for n in walk([s.node for s in p.stores])}
-        used, body = self.owner.merged(parts, exacting, self._items)
+        used, body = self.owner.merged(self.stage.parts, exacting, self._items)
         numbers = tuple(used.scalars)
         prelude = ["numbers_ptr = steps.own(row_ptr, numbers_ptr)"] if numbers else []
         prelude += [f"{n} = steps.number(numbers_ptr, {k}, COMPUTE)" for k, n in enumerate(numbers)]
@@ -96,8 +95,8 @@ class _Step:
         kernel = StepText(f"{name}_step", params, (), (), "step", numbers, update, handed, count)
         return StageText(self.stage, kernel)
 
-    def _items(self, graph: Graph, printer: Printer, aliases: Collection[str]) -> list[Item]:
-        stores = [s for p in self.stage.parts if p.graph is graph for s in p.stores]
+    def _items(self, part: Part, printer: Printer, aliases: Collection[str]) -> list[Item]:
+        graph, stores = part.graph, part.stores
         roots = [s.node for s in stores]
         read = {n.params[0] for n in walk(roots) if n.op == "read"}
         written = {s.name for s in stores}

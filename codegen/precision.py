@@ -10,7 +10,7 @@ whole range of floats, and what it moves is compared with the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from codegen.primitives import TABLE, Array
 from codegen.safety import grids, pointwise
 from codegen.sample import NoSample, Sampler
 from codegen.spec import OpSpec
+from codegen.stages import Part, Stage
 from codegen.variants import Variant
 from codegen.verify import with_outputs
 
@@ -36,6 +37,14 @@ _SCALES = (0.25, 1.0, 1.0, 4.0, 4.0, 16.0)
 """How large the operands of a reduction are drawn."""
 _STRAY = 0.005
 """The share of points that do not count: where a branch changes under the disturbance, a difference says nothing."""
+
+
+def coarse_calls(stage: Stage) -> Iterator[tuple[Part, Node, bool]]:
+    """Each call of a stage that has a cheaper form, the part that it is in, and whether it may take it."""
+    for part in stage.parts:
+        for node in walk([s.node for s in part.stores]):
+            if node.op in TABLE and TABLE[node.op].coarse and not node.host:
+                yield part, node, spell(node) not in stage.exacting
 
 
 def exacting(op: OpSpec, variant: Variant, graph: Graph, roots: Iterable[Node]) -> frozenset[str]:

@@ -22,7 +22,7 @@ from codegen.precision import exacting
 from codegen.primitives import TABLE
 from codegen.residuals import residuals
 from codegen.rows import expanded
-from codegen.spec import Axes, Call, Name, OpSpec
+from codegen.spec import Axes, Call, Name, OpSpec, of_kernels
 from codegen.spec import spell as spelled
 from codegen.stages import NoStage, Part, Stage, Store, cut, replaced, settled, shift, stored_tensor, telling
 from codegen.variants import Atom, Value, Variant, atoms, axes_conditions, every_axes, subexpressions
@@ -202,13 +202,10 @@ def _staged(op: OpSpec, original: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     gradients = _differentiable(op)
     saved = _saved(op, graphs)
-    for _, graph in graphs:
-        for name, node in _kept(graph, saved):
-            if node.axes >= _whole(graph) and node.axes:
-                raise NoStage(
-                    f"the backward keeps `{name}`, which is as large as the operands: give what it has of whole rows, such as "
-                    "`rstd`, a line of its own"
-                )
+    for name in (n for n in _full(graphs, saved) if saved[n].axes):
+        raise NoStage(
+            f"the backward keeps `{name}`, which is as large as the operands: give what it has of whole rows, such as `rstd`, a line of its own"
+        )
     taken = {
         *names,
         *(b.name for _, g in graphs for b in g.statements),
@@ -320,6 +317,8 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
                 raise NoStage(
                     f"the backward keeps `{r.name}`, which is an output under other choices: name the two apart"
                 )
+            if what := of_kernels(op, r.name):
+                raise NoStage(f"the backward keeps `{r.name}`, which is {what}: give it another name")
             tensor = stored_tensor(r.name, "saved", names[r.name], graph)
             first = out.setdefault(r.name, tensor)
             if first.axes != tensor.axes:
@@ -329,9 +328,13 @@ def _saved(op: OpSpec, graphs: Iterable[tuple[Variant, Graph]]) -> dict[str, Ten
     return out
 
 
-def _whole(graph: Graph) -> frozenset[str]:
-    """The axes of an element."""
-    return max((frozenset(t.axes) for t in graph.tensors.values()), key=len)
+def _full(graphs: Iterable[tuple[Variant, Graph]], saved: Mapping[str, Tensor]) -> list[str]:
+    """Those of the saved values that have all axes of the largest tensor: one value an element."""
+    found = []
+    for _, graph in graphs:
+        whole = max((frozenset(t.axes) for t in graph.tensors.values()), key=len)
+        found += [name for name, node in _kept(graph, saved) if node.axes >= whole]
+    return list(dict.fromkeys(found))
 
 
 def _without_cotangents(variant: Variant, asked: Iterable[Atom]) -> tuple[Value, ...]:
@@ -413,12 +416,10 @@ def _pointwise(op: OpSpec, graphs: tuple[tuple[Variant, Graph], ...]) -> OpPlan:
     names = [t.name for t in op.arguments] + [t.name for t in op.outputs] + [f"d{t.name}" for t in op.outputs]
     gradients, sliced = _differentiable(op), _sliced(g for _, g in graphs)
     saved = _saved(op, graphs)
-    for name in (n for _, g in graphs for n, node in _kept(g, saved) if sliced or node.axes != _whole(g)):
+    full = [] if sliced else _full(graphs, saved)
+    for name in (n for n in saved if n not in full):
         few = "stands beside parts of an axis" if sliced else "has fewer axes than the op"
         raise NoStage(f"the backward keeps `{name}`, which {few}: leave it out of `save`, to be computed again")
-    own = {f"d{n}{end}" for n in gradients for end in ("", "_sum")} | {"kept", "reduced", "patch"}
-    for name in own & {*saved}:
-        raise NoStage(f"the backward keeps `{name}`, a name that its kernel has itself: give it another")
     exact = _exacting(op, graphs, True)
     forward = _elements(op, graphs, "forward", names, gradients, _exacting(op, graphs, False))
     backward = None

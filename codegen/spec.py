@@ -409,6 +409,16 @@ _PRECEDENCE = {"or": 1, "and": 2, "not": 3, "|": 5, "^": 6, "&": 7, "<<": 8, ">>
                "//": 10, "%": 10}  # fmt: skip
 
 
+def of_kernels(op: OpSpec, name: str) -> str:
+    """What a kernel of the op has under a name, so that no tensor that travels may have it: given, returned or kept. Empty: nothing."""
+    made = {f"d{t.name}": f"the gradient of `{t.name}`" for t in (*op.inputs, *op.params)}
+    for end in ("_sum", "_parts"):
+        base = name.removesuffix(end)
+        if base != name and (base in made or f"d{base}" in made):
+            return f"what `{base}` is summed in"
+    return {**made, "kept": "a word of the kernels' own", "reduced": "a word of the kernels' own"}.get(name, "")
+
+
 def class_name(op: str) -> str:
     """What the class of an op is called: `two_words` is `TwoWords`."""
     return "".join(w[:1].upper() + w[1:] for w in op.split("_"))

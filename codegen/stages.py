@@ -330,7 +330,8 @@ def cut(variants: Sequence[tuple[Variant, Graph, Sequence[Store]]], suffix: str,
     main = _main(variants)
     lift = _lift(variants, main)
     sums = _sums(variants, main, lift)
-    names = _Names(order, taken, {(t.name, tuple(sorted(t.axes)), t.kind): t.name for t in before})
+    stored = [s.name for _, _, stores in variants for s in stores]  # gradients among them
+    names = _Names([*order, *stored], taken, {(t.name, tuple(sorted(t.axes)), t.kind): t.name for t in before})
     cuts = [_assign(v, g, stores, main, lift, sums, names) for v, g, stores in variants]
     stages = sorted(
         {p for c in cuts for p in c.stores},

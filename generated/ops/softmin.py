@@ -39,7 +39,7 @@ def softmin_forward(
         mask = exists & within
         x = tl.load(x_row + offset(r, r_at, x_reduced_strides), mask=mask).to(COMPUTE)
         e_top, y_total_acc = rows.beside_largest(e_top, y_total_acc, -x, mask, LOOP, LANES, GROUP, HALF)
-    e_top, y_total = rows.sum_beside_largest(e_top, y_total_acc, LANES, HALF)
+    e_top, y_total = rows.sum_beside_largest(e_top, y_total_acc, LANES)
     for start in range(0, rows.columns(n_reduced, LOOP, BLOCK_R), BLOCK_R):
         r, within = rows.column_tile(start, n_reduced, WIDE, RAGGED, BLOCK_R)
         r_at = coordinates(r, reduced_sizes, RAGGED)

@@ -890,7 +890,8 @@ def near_left(a, d):
 
 @triton.jit
 def far_left(a, b):
-    """`fmod` in f32, for any quotient. libdevice's takes subnormals for 0, also that which it leaves: near them by 2**64 of both."""
+    """`fmod` of the cheaper form, for any quotient: near subnormals, which libdevice's takes for 0, by 2**64 of both. The exact way is two
+    calls, whose registers the short way would lack."""
     if INTERPRETED:
         return a % b
     else:

@@ -245,28 +245,19 @@ def logarithm_beside_largest(top, acc, LANES: tl.constexpr):
 def beside_largest(
     top, acc, value, mask, LOOP: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr
 ):
-    """Takes a tile into the sums of exp(value - largest). Where a row is one tile these are the exponentials that the pass after this
-    one needs again: the compiler has them once."""
+    """`exponentials`. Where a row is one tile they are those that the pass after this one needs again: the compiler has them once."""
     if LOOP:
-        value = in_lanes(tl.where(mask, value, float("-inf")), LANES, GROUP)
-        larger = maximum(top, largest(value))
-        shift = tl.where(larger == float("-inf"), 0.0, larger)  # nothing finite yet
-        return larger, acc * exp(top - shift, HALF) + total(exp(value - shift, HALF))
+        return exponentials(top, acc, value, mask, LANES, GROUP)
     else:
         larger = largest(tl.where(mask, value, float("-inf")))
         return larger, total(tl.where(mask, exp(value - larger, HALF), 0.0))
 
 
 @triton.jit
-def sum_beside_largest(top, acc, LANES: tl.constexpr, HALF: tl.constexpr):
-    """The largest, and the sum of exp(value - largest); what is no number less itself is none."""
-    if LANES > 1:
-        top = tl.reshape(top, [top.shape[0] // LANES, LANES])
-        larger = largest(top)
-        shift = tl.where(larger == float("-inf"), 0.0, larger)
-        acc = total(tl.reshape(acc, [top.shape[0], LANES]) * exp(top - shift, HALF))
-        top = larger
-    return top, tl.where(top == float("-inf"), float("nan"), acc)
+def sum_beside_largest(top, acc, LANES: tl.constexpr):
+    """The largest, and the sum of exp(value - largest); an infinity less itself is no number."""
+    top, acc = together(top, acc, LANES)
+    return top, tl.where(isinf(top), float("nan"), acc)
 
 
 @triton.jit

@@ -110,17 +110,40 @@ def spec(inputs: str, forward: str, save: str, entries: str, outputs: str = "{y:
         (spec("{x: [B, N], w: [N]}", "there = w > 0; y = where(there, x * w, 0)", "there", "    x: auto\n    w: auto\n", "{y: [B, N]}"),
          "`there`, which has fewer axes than the op"),
         (spec("{x: [...]}", "dx = x > 0; y = where(dx, x, 0)", "dx", "    x: where(dx, dy, 0)\n", "{y: [...]}"),
-         "`dx`, a name that its kernel has itself"),
+         "`dx`, which is the gradient of `x`"),
+        (spec("{x: [..., N]}", "dx = rsqrt(mean(x * x, N) + 1); y = x * dx", "dx, x", "    x: auto\n"), "`dx`, which is the gradient of `x`"),
+        (spec("{x: [...]}", "kept = x > 0; y = where(kept, x, 0)", "kept", "    x: where(kept, dy, 0)\n", "{y: [...]}"),
+         "`kept`, which is a word of the kernels' own"),
+        (spec("{x: [...], s: []}", "t = s > 0; y = where(t, x, 0)", "t", "    x: where(t, dy, 0)\n    s: zero\n", "{y: [...]}"),
+         "`t`, which has fewer axes than the op"),
         (spec("{x: [...]}\n  attrs: {kind: {enum: [a, b], default: a}}", 't = x > 0 if kind == "a" else tanh(x); y = where(t, x, 0) if kind == "a" else t',
               "t", '    x: where(t, dy, 0) if kind == "a" else dy * (1 - t * t)\n', "{y: [...]}"),
          "`t`, whose kind depends on a choice"),
         (spec("{x: [...]}", "y = x * x", "mine", "    let: mine = 2 * x\n    x: mine * dy\n", "{y: [...]}"),
          "`mine` is the backward's own"),
     ],
-    ids=["beside a sum", "a float beside a sum", "one a column", "a gradient's name", "of two kinds", "of the backward"],
+    ids=["beside a sum", "a float beside a sum", "one a column", "a gradient's name", "the same of a row", "a kernel's word", "one alone", "of two kinds", "of the backward"],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_named(text: str, reason: str, tmp_path: Path) -> None:
     assert reason in refused(text, tmp_path)
+
+
+def test_what_stages_hand_on_may_be_called_as_a_gradient(tmp_path: Path) -> None:
+    """It gets another name; the gradient has its own."""
+    package = Package(tmp_path)
+    module = package.op(
+        spec("{x: [A, N]}", "q = sum(x * x, N); t = sum(q * q, A); y = x * t", "x, q, t",
+             "    let: |\n      dx = sum(dy * x, N)\n      u = sum(dx, A)\n    x: dy * t + 4 * x * q * u\n", "{y: [A, N]}")
+    )  # fmt: skip
+    package.close()
+    torch.manual_seed(8)
+    x, dy = torch.randn(3, 8, device=DEVICE, requires_grad=True), torch.randn(3, 8, device=DEVICE)
+    expected = x * ((x * x).sum(1) ** 2).sum()
+    for own, true in (
+        (module.gate(x), expected),
+        *zip(*(torch.autograd.grad(v, x, dy) for v in (module.gate(x), expected))),
+    ):
+        torch.testing.assert_close(own, true, rtol=1e-5, atol=1e-4)
 
 
 def test_a_kept_float_is_as_exact_as_the_backward_needs_it(tmp_path: Path) -> None:
@@ -134,5 +157,4 @@ def test_a_kept_float_is_as_exact_as_the_backward_needs_it(tmp_path: Path) -> No
         assert files, report.render()
         source = next(f.content for p, f in files.items() if p.endswith("ops/gate.py")).decode()
         calls.append(re.findall(r"tanh\(x(, HALF)?\)", source))
-    kept, again = calls
-    assert kept == again[1:]
+    assert calls == [[""], [", HALF", ""]]
